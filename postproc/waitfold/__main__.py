@@ -1,0 +1,7 @@
+"""`python -m waitfold`."""
+
+import sys
+
+from waitfold.cli import main
+
+sys.exit(main())

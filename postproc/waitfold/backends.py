@@ -1,0 +1,126 @@
+"""Who the processes were: backends.tsv, and what a process title says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from waitfold.errors import WaitfoldError
+
+CLIENT, PARALLEL, UNKNOWN, POSTMASTER = "client backend", "parallel worker", "unknown", "postmaster"
+FOREGROUND = frozenset({CLIENT, PARALLEL})
+"""Types whose time is DB time; a parallel worker works for its leader."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A process of the server: its type as pg_stat_activity.backend_type has it.
+
+    `user` and `database` are empty where the title does not tell.
+    """
+
+    type: str
+    user: str = ""
+    database: str = ""
+
+    @property
+    def who(self) -> str:
+        """`user/database`, or as much of it as is known."""
+        return "/".join(filter(None, (self.user, self.database)))
+
+
+@dataclass(frozen=True)
+class SeenBackends:
+    """What a capture's backends.tsv tells: per pid who it was, and its wait when first seen."""
+
+    backends: dict[int, Backend]
+    waits: dict[int, int]
+
+
+# A client's title ends in where it comes from, [local] or host(port), and what it does:
+# BackendInitialize() and InitPostgres() in 10 to 18. An address may be of IPv6.
+_CLIENT = re.compile(
+    r"(?P<walsender>(?:walsender|wal sender process) )?"
+    r"(?P<names>.+?) (?:\[local\]|\S+\(\d+\))(?: .*)?"
+)
+
+# Fixed part of any other title -> backend_type. Sources: the init_ps_display() calls,
+# bgw_name and bgw_type of 10 to 18; 10 ends most of them in "process".
+_TITLES = [
+    (re.compile(pattern), type_)
+    for pattern, type_ in (
+        (r"(autovacuum launcher|checkpointer|stats collector)( process)?", r"\1"),
+        (r"(background writer|slotsync worker|walsummarizer|walwriter)", r"\1"),
+        (r"autovacuum worker(?: process)?(?: +(?P<database>.+))?", "autovacuum worker"),
+        (r"(archiver|io worker|logger|startup|walreceiver|walsender)( .*)?", r"\1"),
+        (r"writer process", "background writer"),
+        (r"wal (receiver|sender|writer) process( .*)?", r"wal\1"),
+        (r"parallel worker for PID \d+", PARALLEL),
+        (r"logical replication launcher", r"\g<0>"),
+        (r"logical replication parallel apply worker .*", "logical replication parallel worker"),
+    )
+]
+_LOGICAL_WORKER = re.compile(r"logical replication (apply |tablesync |)worker for subscription .*")
+
+
+def backend_of(title: str, major: int) -> Backend:
+    """Return who a process is by its title, as of a server of this major version.
+
+    A process of the server whose title is not known to belong to another type is a
+    `background worker` of an extension. A title that does not begin with `postgres: ` (the
+    postmaster's, which a process has until it sets its own) makes it `unknown`.
+    """
+    if not title.startswith("postgres: "):
+        return Backend(UNKNOWN)
+    # cluster_name, and before 11 "bgworker", stand before the last colon.
+    body = title.removeprefix("postgres: ").rpartition(": ")[2].strip()
+    if match := _CLIENT.fullmatch(body):
+        user, _, database = match["names"].partition(" ")
+        return Backend("walsender" if match["walsender"] else CLIENT, user, database)
+    if match := _LOGICAL_WORKER.fullmatch(body):
+        # Until 16 one type covers apply and table synchronisation.
+        kind = match[1] if major >= 17 else ""
+        return Backend(f"logical replication {kind}worker")
+    for pattern, type_ in _TITLES:
+        if match := pattern.fullmatch(body):
+            return Backend(match.expand(type_), database=match.groupdict().get("database") or "")
+    return Backend("background worker" if body else UNKNOWN)
+
+
+def read_backends(path: Path, major: int, start_ns: int | None) -> SeenBackends:
+    """Read backends.tsv (docs/capture.md).
+
+    The last line about a pid holds for its title. A wait counts only if it was seen by
+    `start_ns`: what a process did later is in the events.
+
+    Raises
+    ------
+    WaitfoldError
+        The file is not as docs/capture.md says; the message names the line.
+
+    """
+    backends: dict[int, Backend] = {}
+    waits: dict[int, int] = {}
+    for number, line in enumerate(whole_lines(path), 1):
+        if number == 1:
+            if line.split("\t") != ["pid", "seen_ns", "wait", "title"]:
+                raise WaitfoldError(f"{path}:1: not the columns of a backends.tsv: {line[:60]!r}")
+            continue
+        try:
+            pid_text, seen_text, wait, title = line.split("\t", 3)
+            pid, seen_ns = int(pid_text), int(seen_text)
+            if wait != "-" and start_ns is not None and seen_ns <= start_ns:
+                waits.setdefault(pid, int(wait, 16))
+        except ValueError:
+            raise WaitfoldError(
+                f"{path}:{number}: not 'pid seen_ns wait title': {line[:60]!r}"
+            ) from None
+        backends[pid] = backend_of(title, major)
+    return SeenBackends(backends, waits)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a capture's text file but one that a crash cut short."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text[: text.rfind("\n") + 1].split("\n")[:-1]

@@ -1,0 +1,180 @@
+"""Opens a capture folder (docs/capture.md) or a bare perf.data, and says how to pair it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, whole_lines
+from waitfold.errors import Misuse, WaitfoldError
+from waitfold.events import PairRule
+from waitfold.perfdata import PerfData
+from waitfold.probeset import load_sets
+from waitfold.waitevents import Version, WaitEvents
+
+FORMAT = 1
+"""Newest capture format that can be read."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What the user says about a bare perf.data, by --start, --end, --value, --pg-version."""
+
+    start: str | None = None
+    end: str | None = None
+    value: str | None = None
+    pg_version: str | None = None
+
+    def options(self) -> list[str]:
+        """Return the options that were given, as they are typed."""
+        return ["--" + k.replace("_", "-") for k, v in vars(self).items() if v is not None]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """An opened capture.
+
+    `start_ns` and `end_ns` are the window in CLOCK_MONOTONIC, None where it begins with the
+    first event or ends with the last.
+    """
+
+    path: Path
+    files: list[PerfData]
+    rule: PairRule
+    pg_version: str
+    events: WaitEvents
+    mode: str
+    seen: SeenBackends
+    start_ns: int | None = None
+    end_ns: int | None = None
+    manifest: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def open_capture(path: Path, naming: Naming) -> Capture:
+    """Open what `path` is: a capture folder, or a perf.data recorded by hand.
+
+    Raises
+    ------
+    WaitfoldError
+        It cannot be read, or is neither.
+    Misuse
+        The naming options are missing, too many, or name what is not there.
+
+    """
+    try:
+        is_folder = path.is_dir()
+        if not is_folder:
+            path.stat()
+        return _open_folder(path, naming) if is_folder else _open_file(path, naming)
+    except FileNotFoundError as error:
+        raise WaitfoldError(f"{error.filename or path}: no such file or folder") from None
+    except OSError as error:
+        raise WaitfoldError(f"{error.filename or path}: {error.strerror}") from None
+
+
+def _open_folder(folder: Path, naming: Naming) -> Capture:
+    if not (folder / "manifest").exists():
+        message = f"{folder} is not a capture: it has no manifest."
+        if (folder / "perf.data").exists():
+            message += f" To read its perf.data alone, name that: {folder / 'perf.data'}"
+        raise WaitfoldError(message)
+    if given := naming.options():
+        raise Misuse(f"{folder} is a capture, which itself says what it holds: "
+                     f"leave out {', '.join(given)}")
+    manifest = _read_manifest(folder / "manifest")
+    pg_version = manifest["pg_version"]
+    events = WaitEvents(pg_version)
+    warnings = list(events.warnings)
+    start_ns, end_ns = _time(folder, manifest, "start_ns"), _time(folder, manifest, "end_ns")
+    if end_ns is None:
+        warnings.append("the recorder was killed: the window ends with the last event")
+    sets = load_sets()
+    if manifest["set"] not in sets:
+        raise WaitfoldError(f"{folder} holds the probe set '{manifest['set']}', which this "
+                            "waitfold does not know: read it with a newer one")
+    group = manifest["event"].rpartition(":")[0]
+    seen = SeenBackends({}, {})
+    if (folder / "backends.tsv").exists():
+        seen = read_backends(folder / "backends.tsv", Version.parse(pg_version).major, start_ns)
+    else:
+        warnings.append("backends.tsv is missing: processes are told apart by their waits only")
+    if manifest.get("postmaster", "").isdecimal():
+        seen.backends[int(manifest["postmaster"])] = Backend(POSTMASTER)
+    first = PerfData(folder / "perf.data")
+    files = [first]
+    if (folder / "perf.data.late").exists():
+        files.append(PerfData(folder / "perf.data.late", first))
+    return Capture(folder, files, sets[manifest["set"]].rule(group), pg_version, events,
+                   manifest["mode"], seen, start_ns, end_ns, manifest, warnings)
+
+
+def _read_manifest(path: Path) -> dict[str, str]:
+    manifest: dict[str, str] = {}
+    for number, line in enumerate(whole_lines(path), 1):
+        key, tab, value = line.partition("\t")
+        if not tab:
+            raise WaitfoldError(f"{path}:{number}: not 'key<TAB>value': {line[:60]!r}")
+        manifest[key] = value
+    form = manifest.get("format", "")
+    if not form.isdecimal():
+        raise WaitfoldError(f"{path}: no format: not the manifest of a capture, or cut short")
+    if int(form) > FORMAT:
+        raise WaitfoldError(f"{path}: a capture of format {form}; this waitfold reads up to "
+                            f"{FORMAT}: read it with a newer one")
+    for key in ("set", "mode", "event", "pg_version"):
+        if key not in manifest:
+            raise WaitfoldError(f"{path}: no '{key}': cut short or damaged")
+    return manifest
+
+
+def _time(folder: Path, manifest: dict[str, str], key: str) -> int | None:
+    text = manifest.get(key)
+    if text is not None and not text.isdecimal():
+        raise WaitfoldError(f"{folder / 'manifest'}: {key} is not a time in ns: {text[:60]!r}")
+    return None if text is None else int(text)
+
+
+def _open_file(path: Path, naming: Naming) -> Capture:
+    data = PerfData(path)
+    rule = _named_rule(data, naming) if naming.start else _known_rule(data, naming)
+    if naming.pg_version is None:
+        raise Misuse(f"{path} does not say which PostgreSQL it is of: add --pg-version, "
+                     "as in --pg-version 15.18")
+    try:
+        events = WaitEvents(naming.pg_version)
+    except WaitfoldError as error:
+        raise Misuse(f"--pg-version: {error}") from None
+    return Capture(path, [data], rule, naming.pg_version, events, "unknown", SeenBackends({}, {}),
+                   warnings=list(events.warnings))
+
+
+def _has(data: PerfData, pattern: str) -> bool:
+    return any(fnmatchcase(event.name, pattern) for event in data.events)
+
+
+def _named_rule(data: PerfData, naming: Naming) -> PairRule:
+    if naming.start is None or naming.value is None:
+        raise Misuse("--start EVENT wants --value FIELD: the field that holds wait_event_info")
+    for event in filter(None, (naming.start, naming.end)):
+        if not _has(data, event):
+            raise Misuse(f"no event '{event}' in {data.path}, which has: {_names(data)}")
+    if naming.end is None:
+        return PairRule(naming.start, naming.value, naming.start, 0)
+    return PairRule(naming.start, naming.value, naming.end, None)
+
+
+def _known_rule(data: PerfData, naming: Naming) -> PairRule:
+    if stray := [option for option in naming.options() if option != "--pg-version"]:
+        raise Misuse(f"{', '.join(stray)} without --start EVENT")
+    for probe_set in load_sets().values():
+        rule = probe_set.rule()
+        if _has(data, rule.start_event) and _has(data, rule.end_event):
+            return rule
+    raise Misuse(f"no wait events that waitfold knows in {data.path}, which has: {_names(data)}. "
+                 "Name them by --start EVENT --end EVENT --value FIELD")
+
+
+def _names(data: PerfData) -> str:
+    return ", ".join(event.name for event in data.events) or "no events"
