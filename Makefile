@@ -1,0 +1,74 @@
+# waitfold - see README.md. `make demo` and `make test` do all the set-up on Debian or Ubuntu, as root.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PREFIX ?= /usr/local
+PYTHON ?= python3
+SCRIPTS := waitfold-record waitfold-probes waitfold-doctor
+BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash) .ci/run
+
+.PHONY: help demo test lint deps install uninstall clean truth cost speed kill fuzz matrix
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: deps ## a throw-away server under load, recorded, reported and drawn
+	samples/demo.sh
+
+test: deps lint ## every test; takes some minutes
+	.venv/bin/pytest -q tests
+
+lint: deps ## shellcheck, shfmt, ruff, mypy
+	shellcheck -x $(BASH_FILES)
+	.venv/bin/shfmt -d -i 4 -ci $(BASH_FILES)
+	.venv/bin/ruff check -q postproc tests bench
+	.venv/bin/ruff format -q --check postproc tests bench
+	.venv/bin/mypy -p waitfold
+
+deps: .venv/.stamp ## system packages, and .venv/ with .venv/bin/waitfold
+	@bench/packages.sh
+
+.venv/.stamp: pyproject.toml bench/packages.sh
+	@bench/packages.sh
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "waitfold's post-processor needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+# Everything lies together, and the commands find the rest beside their real place.
+install: ## the host's scripts, man pages and probe sets (no Python) under PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/waitfold/scripts $(DESTDIR)$(PREFIX)/lib/waitfold/probes/wait_events $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 755 $(addprefix scripts/,$(SCRIPTS)) $(DESTDIR)$(PREFIX)/lib/waitfold/scripts/
+	install -m 644 scripts/*.bash scripts/*.awk $(DESTDIR)$(PREFIX)/lib/waitfold/scripts/
+	install -m 644 probes/*.set $(DESTDIR)$(PREFIX)/lib/waitfold/probes/
+	install -m 644 probes/wait_events/* $(DESTDIR)$(PREFIX)/lib/waitfold/probes/wait_events/
+	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	for script in $(SCRIPTS); do ln -sf ../lib/waitfold/scripts/$$script $(DESTDIR)$(PREFIX)/bin/$$script; done
+
+uninstall: ## what install put there
+	rm -rf $(DESTDIR)$(PREFIX)/lib/waitfold
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(SCRIPTS)) $(addprefix $(DESTDIR)$(PREFIX)/share/man/man1/,$(notdir $(wildcard docs/man/*.1)))
+
+clean: ## what the other targets made
+	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+truth: deps ## sites against a bpftrace watchpoint, over 100,000 transitions
+	bench/truth.sh
+
+cost: deps ## CPU added per transition, against a watchpoint by perf and by bpftrace
+	bench/cost.sh
+
+speed: deps ## the reader against perf script and mawk
+	bench/speed.sh
+
+kill: deps ## kill -9 at random moments
+	bench/kill.sh
+
+fuzz: deps ## 10,000 mutated perf.data files
+	.venv/bin/python bench/fuzz.py
+
+matrix: deps ## the site finder on other builds: WAITFOLD_SERVERS=folder with one sub-folder a version
+	.venv/bin/pytest -q tests/test_sites.py

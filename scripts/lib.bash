@@ -1,0 +1,410 @@
+# shellcheck shell=bash
+# lib.bash - what waitfold's scripts share: messages, checks of the host, finding
+# the server, and putting probes in and taking them out again.
+#
+# Sourced, never run. Needs bash 4.2, coreutils, awk; binutils where sites are looked for.
+
+readonly WAITFOLD_VERSION=0.1.0
+readonly TOOL=${0##*/}
+LIB=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+readonly LIB
+readonly PROBES=${LIB%/*}/probes
+export LC_ALL=C
+
+# shellcheck source=scripts/sites.bash
+. "$LIB/sites.bash"
+
+## Messages
+
+warn() { printf '%s: %s\n' "$TOOL" "$*" >&2; }
+
+# Could not: exit status 1.
+die() {
+    warn "$@"
+    exit 1
+}
+
+# Called wrongly: exit status 2.
+misused() {
+    warn "$* (see $TOOL --help)"
+    exit 2
+}
+
+# A command failed where nobody expected it. Without this, `set -e` would end the
+# script without a word.
+stopped() {
+    warn "stopped: line $2 of ${3##*/}: \"$4\" ended with status $1; please report this"
+}
+set -o errtrace
+trap 'stopped $? $LINENO "${BASH_SOURCE[0]}" "$BASH_COMMAND"' ERR
+
+# The header of the script is its help: the comment from the second line on.
+help() {
+    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"
+    exit 0
+}
+
+## Checks of this host
+# Each sets FOUND to what was found and, when it returns 1, MEND to what to do about it.
+
+TRACEFS=
+FOUND='' MEND=''
+
+check_root() {
+    FOUND="user $(id -un)" MEND="run this as root: sudo $TOOL ..."
+    ((EUID == 0))
+}
+
+check_machine() {
+    local machine
+    machine=$(uname -m)
+    FOUND="$machine" MEND="use an x86-64 host: sites of other machines cannot be checked yet"
+    [[ $machine == x86_64 ]]
+}
+
+# Several places under one event, and immediate values, came with Linux 5.4.
+check_kernel() {
+    local release major minor
+    release=$(uname -r)
+    major=${release%%.*} minor=${release#*.} minor=${minor%%[!0-9]*}
+    FOUND="Linux $release" MEND="use a kernel of 5.4 or later: older ones cannot join many places to one event"
+    ((major > 5 || (major == 5 && minor >= 4)))
+}
+
+check_tracefs() {
+    MEND="mount -t tracefs nodev /sys/kernel/tracing"
+    for TRACEFS in /sys/kernel/tracing /sys/kernel/debug/tracing; do
+        FOUND=$TRACEFS
+        [[ -e $TRACEFS/README ]] && return 0
+    done
+    FOUND="tracefs is not mounted"
+    return 1
+}
+
+check_uprobes() {
+    check_tracefs || return 1
+    FOUND=$TRACEFS/uprobe_events
+    [[ -e $FOUND ]] || {
+        FOUND="no $FOUND" MEND="use a kernel with CONFIG_UPROBE_EVENTS=y"
+        return 1
+    }
+    # Opened for appending and closed again: that changes nothing, and asks the kernel's lockdown too.
+    MEND="run this as root on a kernel that is not locked down (cat /sys/kernel/security/lockdown)"
+    { : >>"$FOUND"; } 2>/dev/null || {
+        FOUND="$FOUND cannot be written"
+        return 1
+    }
+}
+
+check_perf() {
+    FOUND="no perf"
+    MEND="apt-get install linux-perf (Debian), linux-tools-$(uname -r) (Ubuntu), or: dnf install perf"
+    type -P perf >/dev/null || return 1
+    FOUND=$(perf --version 2>&1) || {
+        # Ubuntu's perf is a script that looks for the build of the running kernel.
+        FOUND="perf does not run: ${FOUND%%$'\n'*}"
+        return 1
+    }
+    MEND="use a perf of 5.12 or later: this one has no record --control"
+    # Not in a pipe: perf's usage text goes to stderr with status 129.
+    local usage
+    usage=$(perf record -h 2>&1) || true
+    [[ $usage == *--control* ]]
+}
+
+check_binutils() {
+    FOUND="objdump and readelf" MEND="apt-get install binutils (or: dnf install binutils)"
+    local tool
+    for tool in objdump readelf; do
+        type -P $tool >/dev/null || {
+            FOUND="no $tool"
+            return 1
+        }
+    done
+}
+
+# require CHECK... : the first one that fails ends the script.
+require() {
+    local check
+    for check; do
+        "check_$check" || die "$FOUND. To mend it: $MEND"
+    done
+}
+
+## Processes
+
+# starttime PID: when it started, in clock ticks since boot; with the pid this names a process for good.
+starttime() {
+    local stat
+    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
+    # The name, in parentheses, may hold blanks and parentheses itself.
+    stat=${stat##*) }
+    # shellcheck disable=SC2086 # words are wanted
+    set -- $stat
+    printf '%s' "${20}"
+}
+
+# children PID: sets REPLY to the pids of its living children.
+children() {
+    REPLY=
+    if [[ -e /proc/$1/task/$1/children ]]; then
+        { read -r REPLY <"/proc/$1/task/$1/children"; } 2>/dev/null || true
+    else
+        # A kernel without CONFIG_PROC_CHILDREN.
+        REPLY=$(awk -v parent="$1" '
+            { pid = $1; sub(/.*\) /, ""); if ($2 == parent) printf "%s ", pid }' /proc/[0-9]*/stat 2>/dev/null) || true
+    fi
+}
+
+# title PID: the process title, blanks for what would break a table.
+title() {
+    REPLY=
+    # NUL bytes, which end the arguments, are dropped by read -d ''; the first argument is the title.
+    { IFS= read -r -d '' REPLY <"/proc/$1/cmdline"; } 2>/dev/null || true
+    REPLY=${REPLY//[[:cntrl:]]/ }
+    REPLY=${REPLY%"${REPLY##*[! ]}"}
+}
+
+# monotonic_ns: CLOCK_MONOTONIC now, the clock that perf is told to use.
+monotonic_ns() {
+    local word at
+    while read -r word at REPLY _; do
+        [[ $word == now && $at == at ]] && return 0
+    done 2>/dev/null </proc/timer_list
+    return 1
+}
+
+## The server
+
+# is_postmaster PID: its working directory is a data directory whose postmaster.pid names it.
+is_postmaster() {
+    local first
+    { read -r first <"/proc/$1/cwd/postmaster.pid"; } 2>/dev/null && [[ $first == "$1" ]]
+}
+
+# postmasters: the pid of every running server, one line each.
+postmasters() {
+    local dir comm
+    for dir in /proc/[0-9]*; do
+        { read -r comm <"$dir/comm"; } 2>/dev/null || continue
+        [[ $comm == postgres || $comm == postmaster ]] || continue
+        is_postmaster "${dir#/proc/}" && printf '%s\n' "${dir#/proc/}"
+    done
+    return 0
+}
+
+# find_server [PGDATA]: sets POSTMASTER to the server's pid.
+find_server() {
+    local running pid
+    if [[ -n ${1-} ]]; then
+        [[ -d $1 ]] || die "no directory \"$1\": name a data directory, as SHOW data_directory does"
+        { read -r POSTMASTER <"$1/postmaster.pid"; } 2>/dev/null ||
+            die "no server runs in \"$1\": it has no postmaster.pid. Running: $(list_servers)"
+        [[ $POSTMASTER =~ ^[0-9]+$ && /proc/$POSTMASTER/cwd -ef $1 ]] ||
+            die "no server runs in \"$1\": its postmaster.pid is left over from process $POSTMASTER. Running: $(list_servers)"
+        return 0
+    fi
+    mapfile -t running < <(postmasters)
+    case ${#running[@]} in
+        0) die "no PostgreSQL server runs here: start one, or name a backend with -p PID" ;;
+        1) POSTMASTER=${running[0]} ;;
+        *)
+            warn "several servers run here; choose one with -D:"
+            for pid in "${running[@]}"; do
+                printf '    -D %q\n' "$(readlink "/proc/$pid/cwd")" >&2
+            done
+            exit 1
+            ;;
+    esac
+}
+
+list_servers() {
+    local pid list=
+    for pid in $(postmasters); do
+        list+="${list:+, }\"$(readlink "/proc/$pid/cwd")\""
+    done
+    printf '%s' "${list:-none}"
+}
+
+# server_of PID: sets POSTMASTER to the server that a backend belongs to (a server's own pid is that server).
+server_of() {
+    local stat ppid
+    [[ -d /proc/$1 ]] || die "no process $1: list the server's with: ps -C postgres -o pid,args"
+    POSTMASTER=$1
+    is_postmaster "$1" && return 0
+    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || die "process $1 has just ended"
+    stat=${stat##*) }
+    ppid=${stat#* } ppid=${ppid%% *}
+    is_postmaster "$ppid" || die "process $1 ($(<"/proc/$1/comm")) is not a PostgreSQL server or one of its processes"
+    POSTMASTER=$ppid
+}
+
+# elf FILE: sets MACHINE and KIND to what the ELF header says (e_machine, e_type); 1 when FILE is no little-endian 64-bit ELF file.
+elf() {
+    local magic
+    # shellcheck disable=SC2046 # words are wanted
+    set -- $(od -An -v -t x1 -N 20 "$1" 2>/dev/null)
+    magic=${1-}${2-}${3-}${4-}${5-}${6-}
+    [[ $magic == 7f454c460201 ]] || return 1
+    KIND=${18}${17} MACHINE=${20}${19}
+}
+
+# build_id FILE: its GNU build-id, or nothing.
+build_id() { readelf -n "$1" 2>/dev/null | awk '/Build ID:/ { id = $3 } END { print id }'; }
+
+# symbol_address FILE SYMBOL: its address as the file numbers it, in decimal.
+symbol_address() {
+    local value
+    value=$(readelf --dyn-syms -W "$1" | awk -v symbol="$2" '
+        { name = $8; sub(/@.*/, "", name) }
+        name == symbol && $7 != "UND" { value = $2 }
+        END { print value }')
+    [[ -n $value ]] || die "\"$1\" does not export $2, so it cannot be probed"
+    printf '%d' "0x$value"
+}
+
+# inspect_server PID: sets
+#   EXE         a path to the very file that the process runs, also after an upgrade has replaced it
+#   BINARY      where that file was, for people
+#   BUILD_ID    its GNU build-id
+#   PG_VERSION  as 15.18 or 19beta1
+#   LOAD_BASE   what to add to the file's addresses in the process's memory
+inspect_server() {
+    EXE=/proc/$1/exe
+    BINARY=$(readlink "$EXE") || die "process $1 has ended, or may not be looked at: run this as root"
+    elf "$EXE" || die "\"$BINARY\" (process $1) is not a 64-bit little-endian ELF file"
+    [[ $MACHINE == 003e ]] || die "\"$BINARY\" is not for x86-64 (ELF machine 0x$MACHINE): sites of other machines cannot be checked yet"
+    # pg_config.h's string in the server's own words, so that nothing of it needs to be run.
+    PG_VERSION=$(tr -c '[:print:]' '\n' <"$EXE" |
+        awk '/^postgres \(PostgreSQL\) [0-9]/ && !v { v = $3 } END { print v }')
+    [[ -n $PG_VERSION ]] || die "\"$BINARY\" (process $1) is not a PostgreSQL server"
+    ((${PG_VERSION%%[!0-9]*} >= 14)) ||
+        die "the server is PostgreSQL $PG_VERSION: sites are found from version 14 on"
+    BUILD_ID=$(build_id "$EXE")
+    [[ -n $BUILD_ID ]] || die "\"$BINARY\" has no build-id, so a list of sites could not be told to be its own"
+    LOAD_BASE=0
+    if [[ $KIND == 0003 ]]; then # ET_DYN
+        # The first mapping of the file holds its first byte.
+        LOAD_BASE=$((16#$(awk -v inode="$(stat -L -c %i "$EXE")" \
+            '$5 == inode && $3 == "00000000" && !found { split($1, a, "-"); found = a[1] } END { print found }' "/proc/$1/maps")))
+    fi
+}
+
+# peek PID ADDRESS BYTES: sets REPLY to an unsigned number read from a process's memory.
+peek() {
+    REPLY=$(dd if="/proc/$1/mem" bs=1 skip="$2" count="$3" 2>/dev/null | od -An -t "u$3") || return 1
+    REPLY=${REPLY//[[:space:]]/}
+    [[ -n $REPLY ]]
+}
+
+# current_wait PID: sets REPLY to its wait_event_info now, in hexadecimal. SYMBOL_ADDRESS is that of
+# my_wait_event_info in the file. Before InitProcess the pointer is to a variable of the
+# process's own, which is as good: it holds what was stored.
+current_wait() {
+    peek "$1" $((LOAD_BASE + SYMBOL_ADDRESS)) 8 && peek "$1" "$REPLY" 4 && printf -v REPLY '0x%08x' "$REPLY"
+}
+
+## Probes
+# A group of events belongs to a run of ours, by its name: waitfold_ and the pid
+# namespace, pid and start time of the process that registered it. Groups that
+# `waitfold-probes add` leaves for use by hand are named waitfold_keep_ and a build-id.
+
+pid_namespace() {
+    REPLY=$(readlink /proc/self/ns/pid) || return 1
+    REPLY=${REPLY//[!0-9]/}
+}
+
+group_of_this_run() {
+    pid_namespace
+    REPLY=waitfold_${REPLY}_$$_$(starttime $$)
+}
+
+# registered GROUP-PATTERN: the events of the groups that match, as GROUP/EVENT, one line each.
+registered() {
+    awk -v pattern="^($1)/" '
+        { event = $1; sub(/^[^:]*:/, "", event) }
+        event ~ pattern && !seen[event]++ { print event }' "$TRACEFS/uprobe_events"
+}
+
+# unregister GROUP/EVENT: takes an event out. Returns 1, and leaves it whole, while anything still uses it.
+#
+# Linux (seen in 6.1 and 6.18) removes an event of several places piece by piece: it
+# finds out that perf uses it only after all places but one are freed, and the next
+# backend that runs into one of those takes the kernel down. So ask first: what perf
+# uses cannot be enabled for ftrace (EINTR), and what ftrace uses is enabled in some instance.
+# The question is put in an instance of our own, which records nothing.
+unregister() {
+    local event=$1 instance state
+    group_of_this_run
+    instance=$TRACEFS/instances/$REPLY
+    mkdir -p "$instance" || return 1
+    state=busy
+    if echo 0 >"$instance/tracing_on" && { echo 1 >"$instance/events/$event/enable"; } 2>/dev/null; then
+        echo 0 >"$instance/events/$event/enable" && state=idle
+    fi
+    rmdir "$instance"
+    [[ $state == idle ]] && { echo "-:$event" >>"$TRACEFS/uprobe_events"; } 2>/dev/null
+}
+
+# remove_stale: takes out what runs of ours left that were killed: of this pid namespace, the process gone.
+remove_stale() {
+    local namespace event group rest pid start dir
+    pid_namespace
+    namespace=$REPLY
+    while read -r event; do
+        group=${event%%/*} rest=${event%%/*}
+        rest=${rest#waitfold_"${namespace}"_} pid=${rest%_*} start=${rest#*_}
+        [[ $(starttime "$pid") != "$start" ]] || continue
+        if unregister "$event"; then
+            warn "removed the probes that a killed run (process $pid) had left"
+        else
+            warn "the probes of a killed run (process $pid) are still in use, by the perf that it left: they go with the next run"
+        fi
+    done < <(registered "waitfold_${namespace}_[0-9]+_[0-9]+")
+    for dir in "$TRACEFS/instances/waitfold_${namespace}_"*_*; do
+        [[ -d $dir ]] || continue
+        rest=${dir##*/waitfold_"${namespace}"_} pid=${rest%_*} start=${rest#*_}
+        [[ $(starttime "$pid") == "$start" ]] || rmdir "$dir" 2>/dev/null || true
+    done
+}
+
+# read_set NAME: reads probes/NAME.set; sets SET_EVENT, SET_FIELD, SET_TYPE and SET_SYMBOL to what is to be
+# registered, and SET_ABOUT. They are empty for a set that only names the probes of others.
+read_set() {
+    local file=$PROBES/$1.set keyword a b c
+    SET_ABOUT='' SET_EVENT='' SET_FIELD='' SET_TYPE='' SET_SYMBOL=''
+    [[ $1 != */* && -r $file ]] || die "no probe set \"$1\": $TOOL knows $(set_names)"
+    while read -r keyword a b c; do
+        case $keyword in
+            about) SET_ABOUT="$a${b:+ $b}${c:+ $c}" ;;
+            event) SET_EVENT=$a SET_FIELD=${b%%:*} SET_TYPE=${b#*:} ;;
+            place) [[ $b == stores ]] && SET_SYMBOL=$c ;;
+        esac
+    done <"$file"
+}
+
+set_names() {
+    local file names=
+    for file in "$PROBES"/*.set; do
+        file=${file##*/}
+        names+="${names:+, }${file%.set}"
+    done
+    printf '%s' "$names"
+}
+
+# define_probes GROUP SITES: the lines for uprobe_events, one a site of the list, all of one event.
+define_probes() {
+    awk -F '\t' -v event="$1/$SET_EVENT" -v path="$EXE" -v field="$SET_FIELD" -v type="$SET_TYPE" '
+        /^#/ { next }
+        !value { for (i = 1; i <= NF; i++) { if ($i == "value") value = i; if ($i == "offset") offset = i } next }
+        { printf "p:%s %s:%s %s=%s:%s\n", event, path, $offset, field, ($value ~ /^%/ ? "" : "\\") $value, type }' "$2"
+}
+
+# register_probes FILE: appends the lines to uprobe_events in one write: a line that is split
+# between two would be refused, with half of the set registered.
+register_probes() {
+    local error size
+    size=$(stat -c %s "$1")
+    error=$(dd if="$1" of="$TRACEFS/uprobe_events" bs="$size" count=1 oflag=append conv=notrunc 2>&1) ||
+        die "the kernel refused the probes: ${error%%$'\n'*}; its reason: $(tail -n 2 "$TRACEFS/error_log" 2>/dev/null)"
+}
