@@ -9,7 +9,7 @@ from pathlib import Path
 from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, whole_lines
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import PairRule
-from waitfold.perfdata import PerfData
+from waitfold.perfdata import PerfData, probe_fields
 from waitfold.probeset import load_sets
 from waitfold.waitevents import Version, WaitEvents
 
@@ -94,6 +94,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     if manifest["set"] not in sets:
         raise WaitfoldError(f"{folder} holds the probe set '{manifest['set']}', which this "
                             "waitfold does not know: read it with a newer one")
+    probe_set = sets[manifest["set"]]
     group = manifest["event"].rpartition(":")[0]
     seen = SeenBackends({}, {})
     if (folder / "backends.tsv").exists():
@@ -102,11 +103,12 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         warnings.append("backends.tsv is missing: processes are told apart by their waits only")
     if manifest.get("postmaster", "").isdecimal():
         seen.backends[int(manifest["postmaster"])] = Backend(POSTMASTER)
-    first = PerfData(folder / "perf.data")
-    files = [first]
+    # A perf that was killed did not write what the events are called and carry.
+    fields = {f"{group}:{k}": probe_fields(list(v.items())) for k, v in probe_set.fields.items()}
+    files = [PerfData(folder / "perf.data", fields)]
     if (folder / "perf.data.late").exists():
-        files.append(PerfData(folder / "perf.data.late", first))
-    return Capture(folder, files, sets[manifest["set"]].rule(group), pg_version, events,
+        files.append(PerfData(folder / "perf.data.late", fields))
+    return Capture(folder, files, probe_set.rule(group), pg_version, events,
                    manifest["mode"], seen, start_ns, end_ns, manifest, warnings)
 
 

@@ -1,0 +1,280 @@
+"""The `waitfold` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from waitfold import __version__
+from waitfold.analysis import Progress, analyse, intervals
+from waitfold.capture import Capture, Naming, open_capture
+from waitfold.errors import Misuse, WaitfoldError
+from waitfold.show import fold, text, waits
+
+SCRIPTS = {
+    "record": "record a running server into a capture",
+    "probes": "list, add, remove and show probes",
+    "doctor": "say what this host and server lack for recording",
+}
+
+EXAMPLES = {
+    "report": """\
+examples:
+  waitfold report waits-db1
+      where the time went: every wait event, and the time without one
+  waitfold report waits-db1 --by backend
+      the same by process
+  waitfold report waits-db1 --histogram | less
+      how long the waits of each event were
+  waitfold report waits-db1 --json | jq '.waits[0]'
+      for a program; times in ns
+  waitfold report perf.data --pg-version 15.18
+      a perf.data of a server with wait__event probes, recorded by hand
+  waitfold report perf.data --start probe:w --value v --pg-version 17
+      one of your own probe at the stores to wait_event_info; v=0 ends a wait""",
+    "waits": """\
+examples:
+  waitfold waits waits-db1 -o waits.parquet
+      for pandas, DuckDB, Spark
+  waitfold waits waits-db1 -o - | awk -F, '$5 == "Lock" && $2 > 1e9'
+      lock waits of more than a second""",
+    "fold": """\
+examples:
+  waitfold fold waits-db1 | sort -t' ' -k2 -n
+  waitfold fold waits-db1 | flamegraph.pl --countname ns > waits.svg""",
+    "flamegraph": """\
+examples:
+  waitfold flamegraph waits-db1 -o waits.svg
+  waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, 10:00, slow checkout'""",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 0 done, 1 could not, 2 called wrongly."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        if args and args[0] in SCRIPTS:
+            _run_script(args[0], args[1:])
+        options = _parser().parse_args(args)
+        options.run(options)
+        sys.stdout.flush()
+        return 0
+    except WaitfoldError as error:
+        _complain(str(error))
+        return 2 if isinstance(error, Misuse) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has what it wanted. Nothing is left for the interpreter to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return 1
+    except Exception as error:
+        if os.environ.get("WAITFOLD_DEBUG"):
+            raise
+        _complain(f"internal error: {type(error).__name__}: {error}. This is a bug of waitfold; "
+                  "WAITFOLD_DEBUG=1 shows where it is")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="waitfold",
+        description="Where PostgreSQL's time went, from wait events that perf recorded.",
+        epilog="examples:\n"
+        "  waitfold record -D /var/lib/postgresql/15/main -d 10 -o waits-db1\n"
+        "  waitfold report waits-db1\n"
+        "  waitfold flamegraph waits-db1 -o waits.svg\n\n"
+        "exit status: 0 done, 1 could not, 2 called wrongly",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"waitfold {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for name, about in SCRIPTS.items():
+        verbs.add_parser(name, help=about, add_help=False)
+
+    report = _verb(verbs, "report", _report, "where the time went, by wait event")
+    report.add_argument("--by", choices=["backend"], help="a line per process instead of per event")
+    report.add_argument("--histogram", action="store_true", help="add a histogram per event")
+    report.add_argument("--json", action="store_true",
+                        help="for a program; always holds events and processes, no histogram")
+
+    rows = _verb(
+        verbs, "waits", _waits, "the waits themselves, one row per interval",
+        "Columns: start_ns, dur_ns, pid, tid, class, name, flags. flags is empty for a complete "
+        "interval, else start, end (the window began or ended in it), lost (samples were), joined "
+        "by |; dur_ns is then the part that was seen, a lower bound. Rows come piece by piece, "
+        "in order of start within a piece.",
+    )
+    rows.add_argument("-o", metavar="FILE", required=True,
+                      help="FILE.csv or FILE.parquet, replaced if it exists; - for CSV to stdout")
+
+    stacks = _verb(
+        verbs, "fold", _fold, "folded stacks: backend type;class;event, weight in ns",
+        "Idle waits (Client:ClientRead and the Activity class) are left out, as they would be "
+        "most of the time.",
+    )
+    graph = _verb(
+        verbs, "flamegraph", _flamegraph, "a flame graph (SVG) of the folded stacks",
+        "Drawn by flamegraph.pl (on PATH, or as Debian's libdevel-nytprof-perl has it) or "
+        "inferno-flamegraph. Idle waits are left out, as they would be most of it.",
+    )
+    graph.add_argument("-o", metavar="FILE.svg", required=True, help="replaced if it exists")
+    graph.add_argument("--title", help="default: version and name of the capture")
+    for verb in (stacks, graph):
+        verb.add_argument("--idle", action="store_true", help="idle waits too")
+    return parser
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    about: str,
+    more: str = "",
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(
+        name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=EXAMPLES[name],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if more:
+        verb.description = textwrap.fill(f"{verb.description} {more}")
+    verb.set_defaults(run=run)
+    verb.add_argument("capture", metavar="CAPTURE", type=Path,
+                      help="a capture folder, or a perf.data recorded by hand")
+    named = verb.add_argument_group("a perf.data recorded by hand")
+    named.add_argument("--start", metavar="EVENT", help="event that begins a wait, as perf calls it")
+    named.add_argument("--value", metavar="FIELD", help="its field that holds wait_event_info")
+    named.add_argument("--end", metavar="EVENT",
+                       help="event that ends one; without it, value 0 of the start event does")
+    named.add_argument("--pg-version", metavar="N",
+                       help="the server's version, as 15.18; a bare 15 means its newest minor")
+    return verb
+
+
+def _open(options: argparse.Namespace) -> Capture:
+    naming = Naming(options.start, options.end, options.value, options.pg_version)
+    return open_capture(options.capture, naming)
+
+
+def _report(options: argparse.Namespace) -> None:
+    if options.json and (options.by or options.histogram):
+        raise Misuse("--json goes without --by and --histogram: it always holds the same")
+    analysis = analyse(_open(options), _progress())
+    if options.json:
+        sys.stdout.write(text.report_json(analysis))
+    else:
+        _say(text.report_text(analysis, options.by == "backend", options.histogram))
+
+
+def _waits(options: argparse.Namespace) -> None:
+    to_stdout = options.o == "-"
+    writer = waits.write_parquet if options.o.endswith(".parquet") else waits.write_csv
+    if not to_stdout and not options.o.endswith((".csv", ".parquet")):
+        raise Misuse(f"-o {options.o}: the name must end in .csv or .parquet, or be -")
+    capture = _open(options)
+    stream, batches = intervals(capture, _progress())
+    if to_stdout:
+        writer(batches, capture.events, sys.stdout.buffer)
+    else:
+        with _replacing(Path(options.o)) as file:
+            writer(batches, capture.events, file)
+    for warning in [*capture.warnings, *stream.warnings]:
+        _complain(f"warning: {warning}")
+    if stream.lost:
+        _complain(f"warning: {stream.lost} samples were lost")
+
+
+def _fold(options: argparse.Namespace) -> None:
+    sys.stdout.write(_stacks(_open(options), options.idle))
+
+
+def _flamegraph(options: argparse.Namespace) -> None:
+    capture = _open(options)
+    title = options.title
+    if title is None:
+        title = f"Waits of PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
+    svg = fold.flamegraph(_stacks(capture, options.idle), title)
+    with _replacing(Path(options.o)) as file:
+        file.write(svg)
+
+
+def _stacks(capture: Capture, with_idle: bool) -> str:
+    analysis = analyse(capture, _progress())
+    for warning in analysis.warnings:
+        _complain(f"warning: {warning}")
+    return fold.folded(analysis, with_idle)
+
+
+def _run_script(verb: str, args: list[str]) -> None:
+    name = f"waitfold-{verb}"
+    checkout = Path(__file__).resolve().parents[2] / "scripts"
+    beside = Path(sys.argv[0]).resolve().parent
+    script = shutil.which(name, path=f"{checkout}{os.pathsep}{beside}") or shutil.which(name)
+    if script is None:
+        raise WaitfoldError(f"{name} is not installed: it is one of the shell scripts, in scripts/ "
+                            "of waitfold's source; 'make install' puts them on PATH")
+    os.execv(script, [script, *args])
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file to write that takes the place of `path` when it is complete."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise WaitfoldError(f"{path}: cannot be written: {error.strerror}") from None
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except OSError as error:
+        raise WaitfoldError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _progress() -> Progress | None:
+    """Return what shows the progress on a terminal once reading takes more than two seconds."""
+    if not sys.stderr.isatty():
+        return None
+    began = time.monotonic()
+    shown = False
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if done >= total:
+            sys.stderr.write("\r\033[K" if shown else "")
+        elif time.monotonic() - began > 2:
+            shown = True
+            sys.stderr.write(f"\rread {100 * done // total} % of {total / 1e6:.0f} MB")
+        sys.stderr.flush()
+
+    return show
+
+
+def _say(message: str) -> None:
+    # Names in a capture are somebody else's: no escape sequences to the terminal.
+    sys.stdout.write("".join(c if c == "\n" or c.isprintable() else "?" for c in message))
+
+
+def _complain(message: str) -> None:
+    printable = "".join(c if c.isprintable() else "?" for c in message)
+    print(f"waitfold: {printable}", file=sys.stderr)

@@ -1,0 +1,64 @@
+"""Folded stacks, `backend type;class;event N` with N in ns, and the flame graph of them."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+from waitfold.analysis import Analysis
+from waitfold.errors import WaitfoldError
+from waitfold.waitevents import is_idle
+
+# Where Debian's libdevel-nytprof-perl keeps FlameGraph's script.
+DEBIAN_FLAMEGRAPH = Path("/usr/share/perl5/Devel/NYTProf/flamegraph.pl")
+
+
+def folded(analysis: Analysis, with_idle: bool) -> str:
+    """Return the folded stacks, one a line, sorted; idle waits only if asked for.
+
+    N is the sum of the complete intervals and of what was seen of those that were cut.
+    """
+    time: dict[str, int] = defaultdict(int)
+    for _, backend, value, seen in analysis.by_process():
+        if with_idle or not is_idle(value):
+            stack = ";".join((backend.type, *analysis.capture.events.label(value)))
+            time[stack] += seen.total_ns + seen.censored_ns
+    return "".join(f"{stack} {ns}\n" for stack, ns in sorted(time.items()) if ns > 0)
+
+
+def flamegraph(stacks: str, title: str) -> bytes:
+    """Return the SVG of folded stacks, drawn by flamegraph.pl or inferno-flamegraph.
+
+    Raises
+    ------
+    WaitfoldError
+        There is nothing to draw, neither program is there, or it failed.
+
+    """
+    if not stacks:
+        raise WaitfoldError("no waits to draw; --idle adds the idle ones")
+    # The palette of FlameGraph's off-CPU graphs.
+    command = [*_renderer(), "--countname", "ns", "--colors", "io", "--title", title]
+    if command[0] != "inferno-flamegraph":
+        command[-1] = html.escape(title)  # flamegraph.pl writes it as it is
+    result = subprocess.run(command, input=stacks.encode(), capture_output=True, check=False)
+    if result.returncode != 0 or not result.stdout.rstrip().endswith(b"</svg>"):
+        said = result.stderr.decode(errors="replace").strip().splitlines()
+        raise WaitfoldError(f"{command[0]} failed: {said[-1] if said else 'it said nothing'}")
+    return result.stdout
+
+
+def _renderer() -> list[str]:
+    if found := shutil.which("flamegraph.pl"):
+        return [found]
+    if DEBIAN_FLAMEGRAPH.exists() and shutil.which("perl"):
+        return ["perl", str(DEBIAN_FLAMEGRAPH)]
+    if shutil.which("inferno-flamegraph"):
+        return ["inferno-flamegraph"]
+    raise WaitfoldError(
+        "flamegraph.pl and inferno-flamegraph are both missing: "
+        "apt-get install libdevel-nytprof-perl, or put one of them on PATH"
+    )

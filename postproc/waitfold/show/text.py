@@ -1,0 +1,256 @@
+"""The report: text of 80 columns for a terminal, or JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from typing import Any
+
+from waitfold.analysis import Analysis, Process, Wait
+from waitfold.backends import FOREGROUND, UNKNOWN
+from waitfold.summary import Summary
+from waitfold.waitevents import is_idle
+
+FORMAT = 1
+"""Format of the JSON report."""
+
+WIDTH = 80
+_NAME = 24  # width of an event's name; a longer one has a line of its own
+_BAR = 40
+
+
+def report_json(analysis: Analysis) -> str:
+    """Return the report as JSON; times are integers in ns.
+
+    `intervals` and, of each wait, all but `cut_ns` are of the complete intervals. `cut_ns` is
+    what was seen of those that the window or a loss cut; `db_time_ns` counts them in.
+    """
+    everything = analysis.everything()
+    waits = sorted(analysis.waits(everything), key=_complete_ns, reverse=True)
+    report = {
+        "format": FORMAT,
+        "pg_version": analysis.capture.pg_version,
+        "mode": analysis.capture.mode,
+        "window_ns": analysis.window_ns,
+        "db_time_ns": analysis.db_time_ns(),
+        "transitions": analysis.stream.samples,
+        "lost": analysis.stream.lost,
+        "intervals": everything.intervals,
+        "censored": everything.censored,
+        "waits": [_wait_json(wait) for wait in waits],
+        "backends": [
+            {"pid": p.pid, "type": p.backend.type, "count": p.count, "total_ns": p.total_ns}
+            for p in analysis.processes()
+        ],
+        "warnings": analysis.warnings,
+    }
+    return json.dumps(report, indent=1) + "\n"
+
+
+def _complete_ns(wait: Wait) -> int:
+    return wait.stats.total_ns if wait.stats else 0
+
+
+def _wait_json(wait: Wait) -> dict[str, Any]:
+    stats = wait.stats
+    return {
+        "class": wait.class_,
+        "name": wait.name,
+        "count": stats.count if stats else 0,
+        "total_ns": stats.total_ns if stats else 0,
+        "mean_ns": round(stats.mean_ns) if stats else 0,
+        "p50_ns": stats.p50_ns if stats else 0,
+        "p95_ns": stats.p95_ns if stats else 0,
+        "p99_ns": stats.p99_ns if stats else 0,
+        "max_ns": stats.max_ns if stats else 0,
+        "cut_ns": wait.cut_ns,
+    }
+
+
+def report_text(analysis: Analysis, by_backend: bool, histogram: bool) -> str:
+    """Return the report as text: head, tables, and histograms if asked for."""
+    foreground = analysis.waits(analysis.foreground)
+    other = analysis.waits(analysis.other)
+    everything = analysis.everything()
+    lines = _head(analysis, everything)
+    if by_backend:
+        lines += _process_table(analysis.processes())
+    else:
+        lines += _wait_tables(analysis, foreground, other)
+    if histogram:
+        for wait in analysis.waits(everything):
+            lines += _histogram(wait)
+    return "\n".join(lines) + "\n"
+
+
+def _head(analysis: Analysis, everything: Summary) -> list[str]:
+    capture, stream = analysis.capture, analysis.stream
+    manifest = capture.manifest
+    server = f"PostgreSQL {capture.pg_version}, mode {capture.mode}"
+    if "host" in manifest:
+        server += f", host {manifest['host']}"
+    window = f"{seconds(analysis.window_ns)}"
+    if "started" in manifest:
+        window += f" from {manifest['started']}"
+    if "ended_by" in manifest:
+        window += f", ended by {manifest['ended_by']}"
+    types = Counter(backend.type for backend in analysis.backends.values())
+    others = types.total() - sum(types[t] for t in FOREGROUND)
+    processes = ", ".join(_plural(types[t], t) for t in sorted(FOREGROUND) if types[t])
+    processes += (", " if processes else "") + _plural(others, "other process", "es")
+    lost = "no samples lost"
+    if stream.lost:
+        lost = f"LOST {stream.lost} SAMPLES in {_plural(len(stream.gaps), 'gap')}"
+    cut = everything.censored
+    db_time = analysis.db_time_ns()
+    sessions = db_time / analysis.window_ns if analysis.window_ns else 0.0
+    lines = [
+        f"waitfold report of {capture.path}",
+        "",
+        f"server       {server}",
+        f"window       {window}",
+        f"processes    {processes}",
+        f"transitions  {stream.samples}, {lost}",
+        f"intervals    {everything.intervals} complete; cut: {cut['start']} by the window's start, "
+        f"{cut['end']} by its end,",
+        f"             {cut['lost']} by losses",
+        f"DB time      {seconds(db_time)}, {sessions:.2f} average active sessions",
+    ]
+    for warning in analysis.warnings:
+        lines += _wrapped("WARNING      ", warning)
+    return lines
+
+
+def _wait_tables(analysis: Analysis, foreground: list[Wait], other: list[Wait]) -> list[str]:
+    db_time = analysis.db_time_ns()
+    busy = [wait for wait in foreground if not is_idle(wait.value)]
+    lines = ["", "Waits of client backends and parallel workers", *_columns("% DB")]
+    for wait in busy:
+        lines += _row(wait, _percent(wait.total_ns, db_time))
+    no_wait = max(0, db_time - sum(wait.total_ns for wait in busy))
+    lines.append(f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}"
+                 f"{'':35}{_percent(no_wait, db_time):>6}")
+    lines.append("On a CPU, waiting for one, or in code that reports no wait event.")
+    idle = [wait for wait in foreground + other if is_idle(wait.value)]
+    return [
+        *lines,
+        *_table("Idle", idle,
+                "Client:ClientRead counts as idle inside a transaction too."),
+        *_table("Waits of background processes, no DB time",
+                [wait for wait in other if not is_idle(wait.value)],
+                _unknown_note(analysis)),
+        "",
+        *_wrapped("", _method(analysis)),
+    ]
+
+
+def _unknown_note(analysis: Analysis) -> str:
+    unknown = sum(backend.type == UNKNOWN for backend in analysis.backends.values())
+    if not unknown:
+        return ""
+    return f"Of them {_plural(unknown, 'process', 'es')} of unknown type."
+
+
+def _method(analysis: Analysis) -> str:
+    exact = analysis.foreground.exact_percentiles and analysis.other.exact_percentiles
+    percentiles = "exact" if exact else "from histograms, as there are too many intervals to keep"
+    return (
+        "total and % DB include what was seen of cut intervals, the other columns do not. "
+        f"Percentiles are {percentiles}. DB time: client backends' and parallel workers' "
+        "lives within the window, less their idle time."
+    )
+
+
+def _table(title: str, waits: list[Wait], note: str) -> list[str]:
+    if not waits:
+        return []
+    lines = ["", title, *_columns("")]
+    for wait in waits:
+        lines += _row(wait, "")
+    return [*lines, note] if note else lines
+
+
+def _columns(last: str) -> list[str]:
+    names = "".join(f"{name:>7}" for name in ("total", "mean", "p50", "p95", "p99", "max"))
+    return [f"{'wait event':<{_NAME}}{'count':>8}{names}{last:>6}".rstrip()]
+
+
+def _row(wait: Wait, share: str) -> list[str]:
+    name = f"{wait.class_}:{wait.name}"
+    stats = wait.stats
+    times = (
+        [stats.mean_ns, stats.p50_ns, stats.p95_ns, stats.p99_ns, stats.max_ns]
+        if stats
+        else [None] * 5
+    )
+    numbers = f"{count(stats.count if stats else 0):>8}" + "".join(
+        f"{human(ns):>7}" for ns in (wait.total_ns, *times)
+    )
+    row = f"{numbers}{share:>6}".rstrip()
+    return [f"{name:<{_NAME}}{row}"] if len(name) <= _NAME else [name, " " * _NAME + row]
+
+
+def _process_table(processes: list[Process]) -> list[str]:
+    lines = ["", "Processes; waits and the top one without idle time",
+             f"{'pid':>7} {'type':<20}{'count':>8}{'waits':>7}{'idle':>7}  top wait, who"]
+    for p in processes:
+        top = ":".join(p.top) if p.top else "-"
+        line = (f"{p.pid:>7} {p.backend.type:<20}{count(p.count):>8}{human(p.waiting_ns):>7}"
+                f"{human(p.idle_ns):>7}  {top}")
+        who = p.backend.who
+        lines += [line] if not who else (
+            [f"{line} {who}"] if len(line) + 1 + len(who) <= WIDTH else [line, f"{'':8}{who}"])
+    return lines
+
+
+def _histogram(wait: Wait) -> list[str]:
+    if wait.stats is None:
+        return []
+    counts = wait.stats.histogram
+    filled = [i for i, n in enumerate(counts) if n]
+    top = max(counts)
+    lines = ["", f"{wait.class_}:{wait.name}, all processes",
+             f"{'from':>9}{'below':>9}{'count':>10}"]
+    for i in range(filled[0], filled[-1] + 1):
+        bar = "#" * -(-counts[i] * _BAR // top)
+        lines.append(f"{human(2**i if i else 0):>9}{human(2 ** (i + 1)):>9}{counts[i]:>10}  {bar}"
+                     .rstrip())
+    return lines
+
+
+def count(n: int) -> str:
+    """Return a count in at most 7 characters."""
+    for size, unit in ((10**13, "T"), (10**10, "G"), (10**7, "M")):
+        if n >= size:
+            return f"{n / (size // 10):.4g}{unit}"
+    return str(n)
+
+
+def human(ns: float | None) -> str:
+    """Return a time with three digits and its unit, in at most 6 characters; `-` for None."""
+    if ns is None:
+        return "-"
+    for size, unit in ((3600e9, "h"), (1e9, "s"), (1e6, "ms"), (1e3, "us")):
+        # From 10,000 seconds on, hours.
+        if ns >= (10_000e9 if unit == "h" else size * 0.9995):
+            x = ns / size
+            return f"{x:.{2 if x < 9.995 else 1 if x < 99.95 else 0}f}{unit}"
+    return f"{ns:.0f}ns"
+
+
+def seconds(ns: int) -> str:
+    """Return a time in seconds, to the millisecond."""
+    return f"{ns / 1e9:.3f} s"
+
+
+def _percent(part_ns: int, whole_ns: int) -> str:
+    return f"{100 * part_ns / whole_ns:.1f}" if whole_ns else "-"
+
+
+def _plural(n: int, noun: str, ending: str = "s") -> str:
+    return f"{n} {noun}{'' if n == 1 else ending}"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH - 1, initial_indent=label, subsequent_indent=" " * len(label))

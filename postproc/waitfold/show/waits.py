@@ -1,0 +1,71 @@
+"""The intervals themselves, as CSV or Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from waitfold.pair import END, LOST, START, Intervals
+from waitfold.waitevents import WaitEvents
+
+SCHEMA = pa.schema(
+    {
+        "start_ns": pa.int64(),
+        "dur_ns": pa.int64(),
+        "pid": pa.int32(),
+        "tid": pa.int32(),
+        "class": pa.string(),
+        "name": pa.string(),
+        "flags": pa.string(),
+    }
+)
+"""One row per interval; `flags` is empty, or `start`, `end`, `lost` joined by `|`."""
+
+_FLAGS = pa.array(
+    [
+        "|".join(name for bit, name in ((START, "start"), (END, "end"), (LOST, "lost")) if f & bit)
+        for f in range(8)
+    ]
+)
+
+
+def write_csv(batches: Iterator[Intervals], events: WaitEvents, file: IO[bytes]) -> None:
+    """Write the intervals as CSV, piece by piece, each piece in order of start."""
+    # Arrow quotes a header's names always.
+    file.write(",".join(SCHEMA.names).encode() + b"\n")
+    options = pa.csv.WriteOptions(include_header=False, quoting_style="none", batch_size=1 << 16)
+    with pa.csv.CSVWriter(file, SCHEMA, write_options=options) as writer:
+        for batch in batches:
+            writer.write_table(_table(batch, events))
+
+
+def write_parquet(batches: Iterator[Intervals], events: WaitEvents, file: IO[bytes]) -> None:
+    """Write the intervals as Parquet, piece by piece, each piece in order of start."""
+    with pa.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        for batch in batches:
+            if len(batch.start_ns):
+                writer.write_table(_table(batch, events))
+
+
+def _table(batch: Intervals, events: WaitEvents) -> Any:
+    batch = batch.take(np.argsort(batch.start_ns, kind="stable"))
+    values, codes = np.unique(batch.value, return_inverse=True)
+    labels = [events.label(value) for value in values.tolist()]
+    codes = pa.array(codes)
+    return pa.table(
+        [
+            pa.array(batch.start_ns),
+            pa.array(batch.dur_ns),
+            pa.array(batch.pid),
+            pa.array(batch.tid),
+            pa.array([class_ for class_, _ in labels], pa.string()).take(codes),
+            pa.array([name for _, name in labels], pa.string()).take(codes),
+            _FLAGS.take(pa.array(batch.flags)),
+        ],
+        schema=SCHEMA,
+    )
