@@ -1,86 +1,95 @@
-"""From a capture to what the views show: sums by event and process, apart by kind of process."""
+"""From a capture to what the views show: sums by process and wait event."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from waitfold.backends import CLIENT, FOREGROUND, UNKNOWN, Backend
 from waitfold.capture import Capture
 from waitfold.events import TransitionStream, transitions
 from waitfold.pair import Intervals, pair
-from waitfold.summary import PidValue, Summary, ValueStats
-from waitfold.waitevents import CLIENT_READ, is_idle
+from waitfold.summary import Summary, ValueStats
+from waitfold.waitevents import CLIENT_READ, WaitEvents, is_idle
 
 Progress = Callable[[int, int], None]
+
+_TIMES = {
+    "pid": "int64",
+    "type": "str",
+    "who": "str",
+    "foreground": "bool",
+    "value": "int64",
+    "class": "str",
+    "name": "str",
+    "idle": "bool",
+    "count": "int64",
+    "total_ns": "int64",
+    "cut_ns": "int64",
+    "time_ns": "int64",
+}
 
 
 @dataclass(frozen=True)
 class Wait:
     """One wait event in a group of processes.
 
-    `stats` is of the complete intervals, None where there are none. `cut_ns` is the part that
-    was seen of those that the window or a loss cut, `total_ns` the sum of both.
+    `stats` is of the complete intervals, None where there are none; `time_ns` is their total
+    and what was seen of those that the window or a loss cut.
     """
 
     value: int
     class_: str
     name: str
     stats: ValueStats | None
-    cut_ns: int
-
-    @property
-    def total_ns(self) -> int:
-        return (self.stats.total_ns if self.stats else 0) + self.cut_ns
+    time_ns: int
 
 
 @dataclass(frozen=True)
-class Process:
-    """One process: its complete intervals, its waits (`cut` parts included), and the top one."""
-
-    pid: int
-    backend: Backend
-    count: int
-    total_ns: int
-    waiting_ns: int
-    idle_ns: int
-    top: tuple[str, str] | None
-
-
-@dataclass
 class Analysis:
     """A capture summed up.
 
-    `foreground` are client backends and parallel workers, `other` all other processes. A
+    `foreground` sums up client backends and parallel workers, `other` all other processes. A
     process that no title tells about is a client backend if it ever was in Client:ClientRead.
+    `born_ns` is when a process was first in a wait.
+
+    `times` has one row per process and wait event that it was in: `pid`, `type`, `who`
+    (user/database, empty if not known), `foreground`, `value`, `class`, `name`, `idle`; `count`
+    and `total_ns` of the complete intervals, `cut_ns`, what was seen of those that were cut,
+    and `time_ns`, the sum of both.
     """
 
     capture: Capture
     stream: TransitionStream
-    foreground: Summary = field(default_factory=Summary)
-    other: Summary = field(default_factory=Summary)
-    backends: dict[int, Backend] = field(default_factory=dict)
-    first_ns: dict[int, int] = field(default_factory=dict)
+    foreground: Summary
+    other: Summary
+    backends: dict[int, Backend]
+    born_ns: dict[int, int]
+    times: pd.DataFrame
 
     @property
     def start_ns(self) -> int:
+        """When the window begins."""
         start = self.capture.start_ns
         return (self.stream.first_ns or 0) if start is None else start
 
     @property
     def end_ns(self) -> int:
+        """When the window ends."""
         end = self.capture.end_ns
         return max((self.stream.last_ns or 0) if end is None else end, self.start_ns)
 
     @property
     def window_ns(self) -> int:
+        """Length of the window."""
         return self.end_ns - self.start_ns
 
     @property
     def warnings(self) -> list[str]:
+        """What the user should know before trusting the numbers."""
         return [*self.capture.warnings, *self.stream.warnings]
 
     def everything(self) -> Summary:
@@ -91,45 +100,38 @@ class Analysis:
         return both
 
     def waits(self, summary: Summary) -> list[Wait]:
-        """Return a summary's wait events, the greatest total first."""
-        cut: dict[int, int] = defaultdict(int)
-        for (_, value), seen in summary.pid_values().items():
-            cut[value] += seen.censored_ns
+        """Return the wait events of one of the summaries, the greatest time first."""
         stats = {s.value: s for s in summary.values()}
-        waits = [
-            Wait(value, *self.capture.events.label(value), stats.get(value), cut_ns)
-            for value, cut_ns in cut.items()
-        ]
-        return sorted(waits, key=lambda w: (-w.total_ns, w.value))
+        time: dict[int, int] = {}
+        for (_, value), seen in summary.pid_values().items():
+            time[value] = time.get(value, 0) + seen.total_ns + seen.censored_ns
+        label = self.capture.events.label
+        waits = [Wait(value, *label(value), stats.get(value), ns) for value, ns in time.items()]
+        return sorted(waits, key=lambda wait: (-wait.time_ns, wait.value))
 
-    def by_process(self) -> Iterator[tuple[int, Backend, int, PidValue]]:
-        """Yield (pid, backend, value, time) of every process and wait event."""
-        for summary in (self.foreground, self.other):
-            for (pid, value), seen in summary.pid_values().items():
-                yield pid, self.backends[pid], value, seen
+    def processes(self) -> pd.DataFrame:
+        """Return the processes that waited, the longest waiting first.
 
-    def processes(self) -> list[Process]:
-        """Return the processes that waited, the longest waiting first, idle time not counted."""
-        waits: dict[int, dict[int, PidValue]] = defaultdict(dict)
-        for pid, _, value, seen in self.by_process():
-            waits[pid][value] = seen
-        found = [self._process(pid, by_value) for pid, by_value in waits.items()]
-        return sorted(found, key=lambda p: (-p.waiting_ns, -p.idle_ns, p.pid))
-
-    def _process(self, pid: int, by_value: dict[int, PidValue]) -> Process:
-        time = {value: seen.total_ns + seen.censored_ns for value, seen in by_value.items()}
-        busy = [value for value in time if not is_idle(value)]
-        top = max(busy, key=lambda value: time[value], default=None)
-        waiting_ns = sum(time[value] for value in busy)
-        return Process(
-            pid=pid,
-            backend=self.backends[pid],
-            count=sum(seen.count for seen in by_value.values()),
-            total_ns=sum(seen.total_ns for seen in by_value.values()),
-            waiting_ns=waiting_ns,
-            idle_ns=sum(time.values()) - waiting_ns,
-            top=None if top is None else self.capture.events.label(top),
+        Columns: `pid`, `type`, `who`, `count` and `total_ns` of complete intervals, `waits_ns`
+        and `idle_ns` of all, `top`, the wait event with the most time, idle ones left out.
+        """
+        times = self.times
+        busy = times[~times["idle"]]
+        of_pid = times.groupby("pid")
+        top = busy.loc[busy.groupby("pid")["time_ns"].idxmax()].set_index("pid")
+        found = of_pid.agg(
+            type=("type", "first"),
+            who=("who", "first"),
+            count=("count", "sum"),
+            total_ns=("total_ns", "sum"),
+            time_ns=("time_ns", "sum"),
         )
+        waits_ns = busy.groupby("pid")["time_ns"].sum().reindex(found.index, fill_value=0)
+        found["waits_ns"] = waits_ns
+        found["idle_ns"] = found.pop("time_ns") - waits_ns
+        found["top"] = (top["class"] + ":" + top["name"]).reindex(found.index, fill_value="")
+        order = ["waits_ns", "idle_ns", "pid"]
+        return found.reset_index().sort_values(order, ascending=[False, False, True])
 
     def db_time_ns(self) -> int:
         """Return the time that client backends and parallel workers lived and were not idle.
@@ -138,17 +140,14 @@ class Analysis:
         Where a bare perf.data does not tell what a process did before its first wait, it counts
         from there.
         """
-        idle: dict[int, int] = defaultdict(int)
-        for (pid, value), seen in self.foreground.pid_values().items():
-            idle[pid] += (seen.total_ns + seen.censored_ns) * is_idle(value)
-        waits = self.capture.seen.waits
+        times = self.times[self.times["foreground"]]
+        idle = times["time_ns"].where(times["idle"], 0).groupby(times["pid"]).sum().to_dict()
         # One that neither waited nor stored in the whole window worked throughout, if it was
         # read that it was not waiting when the window began.
-        working = {
-            pid for pid, backend in self.backends.items()
-            if backend.type in FOREGROUND and waits.get(pid) == 0
-        }
-        return sum(self._lifetime_ns(pid) - idle[pid] for pid in working | set(idle))
+        waits = self.capture.seen.waits
+        foreground = {pid for pid, b in self.backends.items() if b.type in FOREGROUND}
+        lived = {pid for pid in foreground if pid in idle or waits.get(pid) == 0}
+        return sum(self._lifetime_ns(pid) - int(idle.get(pid, 0)) for pid in lived)
 
     def _lifetime_ns(self, pid: int) -> int:
         if pid in self.stream.forks:
@@ -156,7 +155,7 @@ class Analysis:
         elif pid in self.capture.seen.waits:
             born = self.start_ns
         else:
-            born = self.first_ns.get(pid, self.start_ns)
+            born = self.born_ns.get(pid, self.start_ns)
         died = self.stream.exits.get(pid, self.end_ns)
         return max(0, min(died, self.end_ns) - max(born, self.start_ns))
 
@@ -174,9 +173,10 @@ def intervals(
 def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:
     """Read a capture through and sum it up."""
     stream, batches = intervals(capture, progress)
-    analysis = Analysis(capture, stream)
+    foreground, other = Summary(), Summary()
     known = {p: b for p, b in capture.seen.backends.items() if b.type != UNKNOWN}
     undecided: dict[int, Summary] = {}
+    born_ns: dict[int, int] = {}
     for batch in batches:
         pids, rows = np.unique(batch.pid, return_inverse=True)
         first = np.full(len(pids), np.iinfo(np.int64).max)
@@ -185,19 +185,43 @@ def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:
         is_foreground = np.zeros(len(pids), bool)
         is_decided = np.ones(len(pids), bool)
         for i, (pid, first_ns) in enumerate(zip(pids.tolist(), first.tolist(), strict=True)):
-            analysis.first_ns.setdefault(pid, first_ns)
+            born_ns[pid] = min(first_ns, born_ns.get(pid, first_ns))
             if pid not in known and pid in readers:
                 known[pid] = Backend(CLIENT)
                 if pid in undecided:
-                    analysis.foreground.merge(undecided.pop(pid))
+                    foreground.merge(undecided.pop(pid))
             if pid in known:
                 is_foreground[i] = known[pid].type in FOREGROUND
             else:
                 is_decided[i] = False
                 undecided.setdefault(pid, Summary()).add(batch.take(rows == i))
-        analysis.foreground.add(batch.take(is_foreground[rows]))
-        analysis.other.add(batch.take((is_decided & ~is_foreground)[rows]))
+        foreground.add(batch.take(is_foreground[rows]))
+        other.add(batch.take((is_decided & ~is_foreground)[rows]))
     for summary in undecided.values():
-        analysis.other.merge(summary)
-    analysis.backends = known | {pid: Backend(UNKNOWN) for pid in undecided}
-    return analysis
+        other.merge(summary)
+    backends = known | {pid: Backend(UNKNOWN) for pid in undecided}
+    times = _times((foreground, other), backends, capture.events)
+    return Analysis(capture, stream, foreground, other, backends, born_ns, times)
+
+
+def _times(
+    summaries: tuple[Summary, Summary], backends: dict[int, Backend], events: WaitEvents
+) -> pd.DataFrame:
+    rows = [
+        (
+            pid,
+            backends[pid].type,
+            backends[pid].who,
+            backends[pid].type in FOREGROUND,
+            value,
+            *events.label(value),
+            is_idle(value),
+            seen.count,
+            seen.total_ns,
+            seen.censored_ns,
+            seen.total_ns + seen.censored_ns,
+        )
+        for summary in summaries
+        for (pid, value), seen in summary.pid_values().items()
+    ]
+    return pd.DataFrame(rows, columns=list(_TIMES)).astype(_TIMES)

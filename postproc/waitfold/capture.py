@@ -81,8 +81,9 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
             message += f" To read its perf.data alone, name that: {folder / 'perf.data'}"
         raise WaitfoldError(message)
     if given := naming.options():
-        raise Misuse(f"{folder} is a capture, which itself says what it holds: "
-                     f"leave out {', '.join(given)}")
+        raise Misuse(
+            f"{folder} is a capture, which itself says what it holds: leave out {', '.join(given)}"
+        )
     manifest = _read_manifest(folder / "manifest")
     pg_version = manifest["pg_version"]
     events = WaitEvents(pg_version)
@@ -92,8 +93,10 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         warnings.append("the recorder was killed: the window ends with the last event")
     sets = load_sets()
     if manifest["set"] not in sets:
-        raise WaitfoldError(f"{folder} holds the probe set '{manifest['set']}', which this "
-                            "waitfold does not know: read it with a newer one")
+        raise WaitfoldError(
+            f"{folder} holds the probe set '{manifest['set']}', which this "
+            "waitfold does not know: read it with a newer one"
+        )
     probe_set = sets[manifest["set"]]
     group = manifest["event"].rpartition(":")[0]
     seen = SeenBackends({}, {})
@@ -108,8 +111,19 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     files = [PerfData(folder / "perf.data", fields)]
     if (folder / "perf.data.late").exists():
         files.append(PerfData(folder / "perf.data.late", fields))
-    return Capture(folder, files, probe_set.rule(group), pg_version, events,
-                   manifest["mode"], seen, start_ns, end_ns, manifest, warnings)
+    return Capture(
+        folder,
+        files,
+        probe_set.rule(group),
+        pg_version,
+        events,
+        manifest["mode"],
+        seen,
+        start_ns,
+        end_ns,
+        manifest,
+        warnings,
+    )
 
 
 def _read_manifest(path: Path) -> dict[str, str]:
@@ -123,8 +137,10 @@ def _read_manifest(path: Path) -> dict[str, str]:
     if not form.isdecimal():
         raise WaitfoldError(f"{path}: no format: not the manifest of a capture, or cut short")
     if int(form) > FORMAT:
-        raise WaitfoldError(f"{path}: a capture of format {form}; this waitfold reads up to "
-                            f"{FORMAT}: read it with a newer one")
+        raise WaitfoldError(
+            f"{path}: a capture of format {form}; this waitfold reads up to "
+            f"{FORMAT}: read it with a newer one"
+        )
     for key in ("set", "mode", "event", "pg_version"):
         if key not in manifest:
             raise WaitfoldError(f"{path}: no '{key}': cut short or damaged")
@@ -142,14 +158,24 @@ def _open_file(path: Path, naming: Naming) -> Capture:
     data = PerfData(path)
     rule = _named_rule(data, naming) if naming.start else _known_rule(data, naming)
     if naming.pg_version is None:
-        raise Misuse(f"{path} does not say which PostgreSQL it is of: add --pg-version, "
-                     "as in --pg-version 15.18")
+        raise Misuse(
+            f"{path} does not say which PostgreSQL it is of: add --pg-version, "
+            "as in --pg-version 15.18"
+        )
     try:
         events = WaitEvents(naming.pg_version)
     except WaitfoldError as error:
         raise Misuse(f"--pg-version: {error}") from None
-    return Capture(path, [data], rule, naming.pg_version, events, "unknown", SeenBackends({}, {}),
-                   warnings=list(events.warnings))
+    return Capture(
+        path,
+        [data],
+        rule,
+        naming.pg_version,
+        events,
+        "unknown",
+        SeenBackends({}, {}),
+        warnings=list(events.warnings),
+    )
 
 
 def _has(data: PerfData, pattern: str) -> bool:
@@ -174,8 +200,10 @@ def _known_rule(data: PerfData, naming: Naming) -> PairRule:
         rule = probe_set.rule()
         if _has(data, rule.start_event) and _has(data, rule.end_event):
             return rule
-    raise Misuse(f"no wait events that waitfold knows in {data.path}, which has: {_names(data)}. "
-                 "Name them by --start EVENT --end EVENT --value FIELD")
+    raise Misuse(
+        f"no wait events that waitfold knows in {data.path}, which has: {_names(data)}. "
+        "Name them by --start EVENT --end EVENT --value FIELD"
+    )
 
 
 def _names(data: PerfData) -> str:

@@ -85,8 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("WAITFOLD_DEBUG"):
             raise
-        _complain(f"internal error: {type(error).__name__}: {error}. This is a bug of waitfold; "
-                  "WAITFOLD_DEBUG=1 shows where it is")
+        _complain(
+            f"internal error: {type(error).__name__}: {error}. This is a bug of waitfold; "
+            "WAITFOLD_DEBUG=1 shows where it is"
+        )
         return 1
 
 
@@ -109,26 +111,42 @@ def _parser() -> argparse.ArgumentParser:
     report = _verb(verbs, "report", _report, "where the time went, by wait event")
     report.add_argument("--by", choices=["backend"], help="a line per process instead of per event")
     report.add_argument("--histogram", action="store_true", help="add a histogram per event")
-    report.add_argument("--json", action="store_true",
-                        help="for a program; always holds events and processes, no histogram")
+    report.add_argument(
+        "--json",
+        action="store_true",
+        help="for a program; always holds events and processes, no histogram",
+    )
 
     rows = _verb(
-        verbs, "waits", _waits, "the waits themselves, one row per interval",
+        verbs,
+        "waits",
+        _waits,
+        "the waits themselves, one row per interval",
         "Columns: start_ns, dur_ns, pid, tid, class, name, flags. flags is empty for a complete "
         "interval, else start, end (the window began or ended in it), lost (samples were), joined "
         "by |; dur_ns is then the part that was seen, a lower bound. Rows come piece by piece, "
         "in order of start within a piece.",
     )
-    rows.add_argument("-o", metavar="FILE", required=True,
-                      help="FILE.csv or FILE.parquet, replaced if it exists; - for CSV to stdout")
+    rows.add_argument(
+        "-o",
+        metavar="FILE",
+        required=True,
+        help="FILE.csv or FILE.parquet, replaced if it exists; - for CSV to stdout",
+    )
 
     stacks = _verb(
-        verbs, "fold", _fold, "folded stacks: backend type;class;event, weight in ns",
+        verbs,
+        "fold",
+        _fold,
+        "folded stacks: backend type;class;event, weight in ns",
         "Idle waits (Client:ClientRead and the Activity class) are left out, as they would be "
         "most of the time.",
     )
     graph = _verb(
-        verbs, "flamegraph", _flamegraph, "a flame graph (SVG) of the folded stacks",
+        verbs,
+        "flamegraph",
+        _flamegraph,
+        "a flame graph (SVG) of the folded stacks",
         "Drawn by flamegraph.pl (on PATH, or as Debian's libdevel-nytprof-perl has it) or "
         "inferno-flamegraph. Idle waits are left out, as they would be most of it.",
     )
@@ -147,21 +165,36 @@ def _verb(
     more: str = "",
 ) -> argparse.ArgumentParser:
     verb = verbs.add_parser(
-        name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=EXAMPLES[name],
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=EXAMPLES[name],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if more:
         verb.description = textwrap.fill(f"{verb.description} {more}")
     verb.set_defaults(run=run)
-    verb.add_argument("capture", metavar="CAPTURE", type=Path,
-                      help="a capture folder, or a perf.data recorded by hand")
+    verb.add_argument(
+        "capture",
+        metavar="CAPTURE",
+        type=Path,
+        help="a capture folder, or a perf.data recorded by hand",
+    )
     named = verb.add_argument_group("a perf.data recorded by hand")
-    named.add_argument("--start", metavar="EVENT", help="event that begins a wait, as perf calls it")
+    named.add_argument(
+        "--start", metavar="EVENT", help="perf's name of the event that begins a wait"
+    )
     named.add_argument("--value", metavar="FIELD", help="its field that holds wait_event_info")
-    named.add_argument("--end", metavar="EVENT",
-                       help="event that ends one; without it, value 0 of the start event does")
-    named.add_argument("--pg-version", metavar="N",
-                       help="the server's version, as 15.18; a bare 15 means its newest minor")
+    named.add_argument(
+        "--end",
+        metavar="EVENT",
+        help="event that ends one; without it, value 0 of the start event does",
+    )
+    named.add_argument(
+        "--pg-version",
+        metavar="N",
+        help="the server's version, as 15.18; a bare 15 means its newest minor",
+    )
     return verb
 
 
@@ -225,8 +258,10 @@ def _run_script(verb: str, args: list[str]) -> None:
     beside = Path(sys.argv[0]).resolve().parent
     script = shutil.which(name, path=f"{checkout}{os.pathsep}{beside}") or shutil.which(name)
     if script is None:
-        raise WaitfoldError(f"{name} is not installed: it is one of the shell scripts, in scripts/ "
-                            "of waitfold's source; 'make install' puts them on PATH")
+        raise WaitfoldError(
+            f"{name} is not installed: it is one of the shell scripts, in scripts/ "
+            "of waitfold's source; 'make install' puts them on PATH"
+        )
     os.execv(script, [script, *args])
 
 

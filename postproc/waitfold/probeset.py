@@ -124,7 +124,9 @@ class _Parser:
                 raise self.fail(f"no '{keyword}' line")
         args = {k: v[1] for k, v in self.once.items()}
         if args["set"][0] != self.path.stem:
-            raise self.fail(f"the set's name must be the file's, '{self.path.stem}'", self.at("set"))
+            raise self.fail(
+                f"the set's name must be the file's, '{self.path.stem}'", self.at("set")
+            )
         for name, (number, _) in self.places.items():
             if name not in self.fields:
                 raise self.fail(f"no event '{name}' in this set", number)
@@ -142,8 +144,9 @@ class _Parser:
             if (end, end_field) != (start, field):
                 raise self.fail(f"an end by value must be of '{start} {field}'", self.at("end"))
         elif end == start:
-            raise self.fail("start and end are the same event: say which FIELD=VALUE ends",
-                            self.at("end"))
+            raise self.fail(
+                "start and end are the same event: say which FIELD=VALUE ends", self.at("end")
+            )
         return ProbeSet(
             name=args["set"][0],
             about=" ".join(args["about"]),

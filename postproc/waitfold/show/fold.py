@@ -5,12 +5,10 @@ from __future__ import annotations
 import html
 import shutil
 import subprocess
-from collections import defaultdict
 from pathlib import Path
 
 from waitfold.analysis import Analysis
 from waitfold.errors import WaitfoldError
-from waitfold.waitevents import is_idle
 
 # Where Debian's libdevel-nytprof-perl keeps FlameGraph's script.
 DEBIAN_FLAMEGRAPH = Path("/usr/share/perl5/Devel/NYTProf/flamegraph.pl")
@@ -21,12 +19,10 @@ def folded(analysis: Analysis, with_idle: bool) -> str:
 
     N is the sum of the complete intervals and of what was seen of those that were cut.
     """
-    time: dict[str, int] = defaultdict(int)
-    for _, backend, value, seen in analysis.by_process():
-        if with_idle or not is_idle(value):
-            stack = ";".join((backend.type, *analysis.capture.events.label(value)))
-            time[stack] += seen.total_ns + seen.censored_ns
-    return "".join(f"{stack} {ns}\n" for stack, ns in sorted(time.items()) if ns > 0)
+    times = analysis.times if with_idle else analysis.times[~analysis.times["idle"]]
+    stacks = times["type"] + ";" + times["class"] + ";" + times["name"]
+    sums = times["time_ns"].groupby(stacks).sum()
+    return "".join(f"{stack} {ns}\n" for stack, ns in sums.items() if ns > 0)
 
 
 def flamegraph(stacks: str, title: str) -> bytes:

@@ -7,7 +7,9 @@ import textwrap
 from collections import Counter
 from typing import Any
 
-from waitfold.analysis import Analysis, Process, Wait
+import pandas as pd
+
+from waitfold.analysis import Analysis, Wait
 from waitfold.backends import FOREGROUND, UNKNOWN
 from waitfold.summary import Summary
 from waitfold.waitevents import is_idle
@@ -40,8 +42,8 @@ def report_json(analysis: Analysis) -> str:
         "censored": everything.censored,
         "waits": [_wait_json(wait) for wait in waits],
         "backends": [
-            {"pid": p.pid, "type": p.backend.type, "count": p.count, "total_ns": p.total_ns}
-            for p in analysis.processes()
+            {"pid": p["pid"], "type": p["type"], "count": p["count"], "total_ns": p["total_ns"]}
+            for p in analysis.processes().to_dict("records")
         ],
         "warnings": analysis.warnings,
     }
@@ -64,7 +66,7 @@ def _wait_json(wait: Wait) -> dict[str, Any]:
         "p95_ns": stats.p95_ns if stats else 0,
         "p99_ns": stats.p99_ns if stats else 0,
         "max_ns": stats.max_ns if stats else 0,
-        "cut_ns": wait.cut_ns,
+        "cut_ns": wait.time_ns - _complete_ns(wait),
     }
 
 
@@ -127,19 +129,22 @@ def _wait_tables(analysis: Analysis, foreground: list[Wait], other: list[Wait]) 
     busy = [wait for wait in foreground if not is_idle(wait.value)]
     lines = ["", "Waits of client backends and parallel workers", *_columns("% DB")]
     for wait in busy:
-        lines += _row(wait, _percent(wait.total_ns, db_time))
-    no_wait = max(0, db_time - sum(wait.total_ns for wait in busy))
-    lines.append(f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}"
-                 f"{'':35}{_percent(no_wait, db_time):>6}")
+        lines += _row(wait, _percent(wait.time_ns, db_time))
+    no_wait = max(0, db_time - sum(wait.time_ns for wait in busy))
+    lines.append(
+        f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}"
+        f"{'':35}{_percent(no_wait, db_time):>6}"
+    )
     lines.append("On a CPU, waiting for one, or in code that reports no wait event.")
     idle = [wait for wait in foreground + other if is_idle(wait.value)]
     return [
         *lines,
-        *_table("Idle", idle,
-                "Client:ClientRead counts as idle inside a transaction too."),
-        *_table("Waits of background processes, no DB time",
-                [wait for wait in other if not is_idle(wait.value)],
-                _unknown_note(analysis)),
+        *_table("Idle", idle, "Client:ClientRead counts as idle inside a transaction too."),
+        *_table(
+            "Waits of background processes, no DB time",
+            [wait for wait in other if not is_idle(wait.value)],
+            _unknown_note(analysis),
+        ),
         "",
         *_wrapped("", _method(analysis)),
     ]
@@ -185,22 +190,29 @@ def _row(wait: Wait, share: str) -> list[str]:
         else [None] * 5
     )
     numbers = f"{count(stats.count if stats else 0):>8}" + "".join(
-        f"{human(ns):>7}" for ns in (wait.total_ns, *times)
+        f"{human(ns):>7}" for ns in (wait.time_ns, *times)
     )
     row = f"{numbers}{share:>6}".rstrip()
     return [f"{name:<{_NAME}}{row}"] if len(name) <= _NAME else [name, " " * _NAME + row]
 
 
-def _process_table(processes: list[Process]) -> list[str]:
-    lines = ["", "Processes; waits and the top one without idle time",
-             f"{'pid':>7} {'type':<20}{'count':>8}{'waits':>7}{'idle':>7}  top wait, who"]
-    for p in processes:
-        top = ":".join(p.top) if p.top else "-"
-        line = (f"{p.pid:>7} {p.backend.type:<20}{count(p.count):>8}{human(p.waiting_ns):>7}"
-                f"{human(p.idle_ns):>7}  {top}")
-        who = p.backend.who
-        lines += [line] if not who else (
-            [f"{line} {who}"] if len(line) + 1 + len(who) <= WIDTH else [line, f"{'':8}{who}"])
+def _process_table(processes: pd.DataFrame) -> list[str]:
+    lines = [
+        "",
+        "Processes; waits and the top one without idle time",
+        f"{'pid':>7} {'type':<20}{'count':>8}{'waits':>7}{'idle':>7}  top wait, who",
+    ]
+    for p in processes.to_dict("records"):
+        line = (
+            f"{p['pid']:>7} {p['type']:<20}{count(p['count']):>8}{human(p['waits_ns']):>7}"
+            f"{human(p['idle_ns']):>7}  {p['top'] or '-'}"
+        )
+        if not p["who"]:
+            lines.append(line)
+        elif len(line) + 2 + len(p["who"]) <= WIDTH:
+            lines.append(f"{line}  {p['who']}")
+        else:
+            lines += [line, f"{'':8}{p['who']}"]
     return lines
 
 
@@ -210,12 +222,16 @@ def _histogram(wait: Wait) -> list[str]:
     counts = wait.stats.histogram
     filled = [i for i, n in enumerate(counts) if n]
     top = max(counts)
-    lines = ["", f"{wait.class_}:{wait.name}, all processes",
-             f"{'from':>9}{'below':>9}{'count':>10}"]
+    lines = [
+        "",
+        f"{wait.class_}:{wait.name}, all processes",
+        f"{'from':>9}{'below':>9}{'count':>10}",
+    ]
     for i in range(filled[0], filled[-1] + 1):
         bar = "#" * -(-counts[i] * _BAR // top)
-        lines.append(f"{human(2**i if i else 0):>9}{human(2 ** (i + 1)):>9}{counts[i]:>10}  {bar}"
-                     .rstrip())
+        lines.append(
+            f"{human(2**i if i else 0):>9}{human(2 ** (i + 1)):>9}{counts[i]:>10}  {bar}".rstrip()
+        )
     return lines
 
 

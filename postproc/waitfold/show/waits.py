@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +52,7 @@ def write_parquet(batches: Iterator[Intervals], events: WaitEvents, file: IO[byt
                 writer.write_table(_table(batch, events))
 
 
-def _table(batch: Intervals, events: WaitEvents) -> Any:
+def _table(batch: Intervals, events: WaitEvents) -> pa.Table:
     batch = batch.take(np.argsort(batch.start_ns, kind="stable"))
     values, codes = np.unique(batch.value, return_inverse=True)
     labels = [events.label(value) for value in values.tolist()]
