@@ -1,0 +1,634 @@
+# Finds every store through the pointer that a global variable holds, and the place where
+# a probe sees it. Reads `objdump -dw` of the whole binary; prints one line a store, in no order:
+#
+#     SORTKEY store value place offset bytes kind
+#
+# or, for what could not be followed to its end, "loose ADDRESS REASON".
+#
+# A register or stack slot is followed along all paths from each reference to the variable,
+# for as long as it holds the variable's address ("A") or the pointer in it ("P", and "D" when
+# a store through it is done). What is not understood on the way is loose: a store that is
+# missed makes the durations around it wrong.
+#
+# Variables (addresses are hexadecimal, as objdump prints them; lists are blank-separated):
+#   global   address of the variable
+#   slots    addresses of the GOT entries that hold that address
+#   fixed    1 where the binary is not position-independent: addresses occur as constants
+#   code, tables, loads: sections with code, sections that may hold jump tables, and loaded
+#            segments, as address:offset:size
+# SITES_BINARY in the environment is the file. Lines "target ADDRESS" before objdump's
+# name code whose address a relocation puts into data.
+#
+# For mawk and gawk: no strtonum, no sorting, no arrays of arrays.
+
+BEGIN {
+    FS = "\t"
+    # Any name of a register -> its name in uprobe_events; which names are of 64 and of 32 bits.
+    n = split("ax bx cx dx si di bp sp", list, " ")
+    for (i = 1; i <= n; i++) {
+        r = list[i]
+        register["%r" r] = register["%e" r] = register["%" r] = register["%" r "l"] = r
+        bits["%r" r] = 64
+        bits["%e" r] = 32
+    }
+    n = split("a b c d", list, " ")
+    for (i = 1; i <= n; i++)
+        register["%" list[i] "l"] = register["%" list[i] "h"] = list[i] "x"
+    for (i = 8; i < 16; i++) {
+        r = "r" i
+        register["%" r] = register["%" r "d"] = register["%" r "w"] = register["%" r "b"] = r
+        bits["%" r] = 64
+        bits["%" r "d"] = 32
+    }
+
+    # Registers that an instruction changes without naming them.
+    changing("call", "ax cx dx si di r8 r9 r10 r11")
+    changing("syscall", "ax cx r11")
+    changing("cpuid", "ax bx cx dx")
+    changing("rdtscp", "ax cx dx")
+    changing("rdtsc xgetbv cmpxchg8b cmpxchg16b", "ax dx")
+    changing("cltd cqto cwtd", "dx")
+    changing("cltq cwtl cbtw lahf cmpxchg", "ax")
+
+    addresses = global (slots == "" ? "" : " " slots)
+    gsub(/ /, "|", addresses)
+    reference = "# (" addresses ")( |$)"
+    if (fixed)
+        reference = reference "|[ ,$]0x(" addresses ")([ ,]|$)"
+    n = split(slots, list, " ")
+    for (i = 1; i <= n; i++)
+        is_slot[list[i]] = 1
+    codes = split(code, list, " ")
+    for (i = 1; i <= codes; i++) {
+        split(list[i], part, ":")
+        code_from[i] = hex(part[1])
+        code_to[i] = code_from[i] + hex(part[3])
+    }
+}
+
+function changing(mnemonics, registers,   i, n, list) {
+    n = split(mnemonics, list, " ")
+    for (i = 1; i <= n; i++)
+        unsaid[list[i]] = registers
+}
+
+function hex(s,   i, v) {
+    v = 0
+    for (i = 1; i <= length(s); i++)
+        v = v * 16 + index("123456789abcdef", substr(s, i, 1))
+    return v
+}
+
+function is_code(a,   i) {
+    for (i = 1; i <= codes; i++)
+        if (a >= code_from[i] && a < code_to[i])
+            return i
+    return 0
+}
+
+## First pass: all direct jump targets, all bases of jump tables, and the code behind
+## each reference with the code that it jumps forward to.
+
+NF < 3 {
+    if (sub(/^target /, ""))
+        jumped_to[$0] = 1
+    next
+}
+
+{
+    if ($3 ~ /^(j|bnd j|loop|xbegin)/) {
+        if (match($3, / [0-9a-f]+ </)) {
+            t = substr($3, RSTART + 1, RLENGTH - 3)
+            jumped_to[t] = 1
+            if (window)
+                wanted[sprintf("%8s:", t)] = 1
+        } else if (match($3, /\*0x[0-9a-f]+\(,/))
+            base[substr($3, RSTART + 3, RLENGTH - 5)] = 8
+    } else if ($3 ~ /^lea .*# /) {
+        t = substr($3, index($3, "# ") + 2)
+        sub(/ .*/, "", t)
+        base[t] = 4
+    }
+    if ($0 ~ reference) {
+        t = $1
+        gsub(/[ :]/, "", t)
+        origins[++references] = t
+        window = 100
+    } else if ($1 in wanted && window < 30)
+        window = 30
+    if (window) {
+        window--
+        remember($1, $2, $3)
+    } else
+        previous = ""
+}
+
+function remember(address, bytes, insn) {
+    gsub(/[ :]/, "", address)
+    gsub(/ /, "", bytes)
+    text[address] = insn
+    raw[address] = bytes
+    if (previous != "") {
+        following[previous] = address
+        preceding[address] = previous
+    }
+    previous = address
+}
+
+END {
+    read_tables()
+    for (o = 1; o <= references; o++) {
+        origin = origins[o]
+        stored = compared = 0
+        branch(origin, "0")
+        while (todo) {
+            a = todo_address[todo]
+            follow(a, todo_state[todo--])
+        }
+        if (!stored && !compared)
+            loose(origin, "no store through the pointer was found behind this reference")
+    }
+    for (a in value)
+        print_site(a)
+}
+
+## Jump tables
+
+# Notes what tables point to: 4-byte distances from the table's start (position-independent code),
+# 8-byte addresses (other code). A table ends where another begins or where an entry points
+# to no code. Takes strings for tables now and then; a target too many costs an anchor at worst.
+function read_tables(   n, list, part, i, cmd, at, word, low, t, start, kind) {
+    for (t in base)
+        if (length(t) < 9)
+            start[hex(t)] = t
+    n = split(tables, list, " ")
+    for (i = 1; i <= n; i++) {
+        split(list[i], part, ":")
+        at = hex(part[1])
+        kind = 0
+        low = 0
+        cmd = sprintf("od -An -v -td4 -w4 -j %d -N %d \"$SITES_BINARY\"", hex(part[2]), hex(part[3]))
+        while ((cmd | getline word) > 0) {
+            word += 0
+            if (at in start) {
+                t = start[at]
+                kind = base[t]
+                first = at
+            }
+            if (kind == 4) {
+                if (is_code(first + word))
+                    entry(t, first + word)
+                else
+                    kind = 0
+            } else if (kind == 8 && (at - first) % 8 == 4) {
+                if (word == 0 && is_code(low))
+                    entry(t, low)
+                else
+                    kind = 0
+            }
+            if (fixed && word == 0 && is_code(low))
+                jumped_to[sprintf("%x", low)] = 1
+            low = word
+            at += 4
+        }
+        close(cmd)
+    }
+}
+
+function entry(table, address) {
+    address = sprintf("%x", address)
+    jumped_to[address] = 1
+    entries[table] = entries[table] " " address
+}
+
+# Where the indirect jump at an address can go: the table that the code before it named last.
+function table_targets(address,   i, t, insn) {
+    for (i = 0; i < 40 && address != ""; i++) {
+        insn = text[address]
+        t = ""
+        if (match(insn, /\*0x[0-9a-f]+\(,/))
+            t = substr(insn, RSTART + 3, RLENGTH - 5)
+        else if (insn ~ /^lea .*# /) {
+            t = substr(insn, index(insn, "# ") + 2)
+            sub(/ .*/, "", t)
+        }
+        if (t != "" && t in entries)
+            return entries[t]
+        address = (address in came_from) ? came_from[address] : ""
+    }
+    return ""
+}
+
+## Following what holds the pointer
+
+function loose(address, reason) {
+    print "loose 0x" address " " reason
+}
+
+# Disassembles more, from an address that is known to begin an instruction. What the end of
+# the range cuts in two is no instruction, so the range is longer than what is kept.
+function fetch(address,   cmd, line, field, end, a) {
+    end = hex(address) + 1024
+    cmd = sprintf("objdump -dw --start-address=0x%s --stop-address=0x%x \"$SITES_BINARY\"", address, end + 16)
+    previous = ""
+    while ((cmd | getline line) > 0)
+        if (split(line, field, "\t") >= 3) {
+            a = field[1]
+            gsub(/[ :]/, "", a)
+            if (hex(a) < end)
+                remember(a, field[2], field[3])
+        }
+    close(cmd)
+    return address in text
+}
+
+function branch(address, state) {
+    if (!((origin, address, state) in seen)) {
+        todo_address[++todo] = address
+        todo_state[todo] = state
+    }
+}
+
+# A state as a string: what %rsp has moved since the reference, then what holds what.
+function pack(   k, i, n, t, list, s) {
+    n = 0
+    for (k in hold) {
+        t = k "=" hold[k]
+        for (i = ++n; i > 1 && list[i - 1] > t; i--)
+            list[i] = list[i - 1]
+        list[i] = t
+    }
+    s = stack
+    for (i = 1; i <= n; i++)
+        s = s " " list[i]
+    return n ? s : ""
+}
+
+function unpack(state,   k, i, n, list) {
+    for (k in hold)
+        delete hold[k]
+    n = split(state, list, " ")
+    stack = list[1] + 0
+    for (i = 2; i <= n; i++) {
+        k = index(list[i], "=")
+        hold[substr(list[i], 1, k - 1)] = substr(list[i], k + 1)
+    }
+}
+
+# Follows one path until nothing is held any more. The ways that branch off wait in the list.
+function follow(address, state,   i, n, list) {
+    unpack(state)
+    for (;;) {
+        if ((origin, address, state) in seen)
+            return
+        seen[origin, address, state] = 1
+        if (!(address in text) && !fetch(address)) {
+            loose(address, "there is no code")
+            return
+        }
+        parse(text[address])
+        if (mnemonic ~ /^(ret|hlt|ud[012]|int3|iret)/)
+            return
+        if (mnemonic ~ /^(j|loop|xbegin)/) {
+            if (op[1] ~ /^\*/) {
+                n = split(table_targets(address), list, " ")
+                for (i = 1; i <= n; i++)
+                    branch(list[i], state)
+                # Without a table it is a call of another function in the place of a return.
+                if (!n && state ~ /=[AP]/)
+                    loose(address, "where this jump goes while the pointer is held is unknown")
+                return
+            }
+            if (mnemonic == "jmp") {
+                address = op[1]
+                continue
+            }
+            branch(op[1], state)
+        } else
+            step(address)
+        state = pack()
+        if (state == "")
+            return
+        if (!(address in following) && (!fetch(address) || !(address in following))) {
+            loose(address, "the code ends here")
+            return
+        }
+        address = following[address]
+    }
+}
+
+# Splits an instruction into prefix, mnemonic and op[1..ops]; points_at is the address that
+# objdump worked out for a %rip-relative operand.
+function parse(insn,   i, c, depth) {
+    points_at = ""
+    if (i = index(insn, "# ")) {
+        points_at = substr(insn, i + 2)
+        sub(/ .*/, "", points_at)
+        insn = substr(insn, 1, i - 1)
+    }
+    sub(/ *<.*/, "", insn)
+    sub(/ +$/, "", insn)
+    prefix = ""
+    while (match(insn, /^(lock|rep[a-z]*|notrack|bnd|[c-gs]s|data16|addr32|rex[.A-Z]*|xacquire|xrelease) +/)) {
+        prefix = prefix substr(insn, 1, RLENGTH)
+        insn = substr(insn, RLENGTH + 1)
+    }
+    ops = 0
+    i = index(insn, " ")
+    mnemonic = i ? substr(insn, 1, i - 1) : insn
+    if (!i)
+        return
+    insn = substr(insn, i)
+    gsub(/ /, "", insn)
+    op[ops = 1] = ""
+    depth = 0
+    for (i = 1; i <= length(insn); i++) {
+        c = substr(insn, i, 1)
+        depth += (c == "(") - (c == ")")
+        if (c == "," && !depth)
+            op[++ops] = ""
+        else
+            op[ops] = op[ops] c
+    }
+}
+
+# The displacement of a memory operand, or an immediate, as a number.
+function number(s,   sign) {
+    sub(/^\$/, "", s)
+    sub(/\(.*/, "", s)
+    sign = s ~ /^-/ ? -1 : 1
+    sub(/^-?0x/, "", s)
+    if (length(s) == 16)    # negative
+        return hex(substr(s, 9)) - 4294967296
+    return sign * hex(s)
+}
+
+# Where a value can be held: the name of a register, or a stack slot ("b-8" by %rbp, "s-8" by
+# where %rsp was at the reference); "" for any other operand.
+function place(o) {
+    if (o in register)
+        return register[o]
+    if (o ~ /^(-?0x[0-9a-f]+)?\(%rbp\)$/)
+        return "b" number(o)
+    if (o ~ /^(-?0x[0-9a-f]+)?\(%rsp\)$/)
+        return "s" (number(o) + stack)
+    return ""
+}
+
+# The register R of an operand (R), "" for any other operand.
+function pointer(o) {
+    if (o !~ /^\(%r[a-z0-9]+\)$/)
+        return ""
+    return register[substr(o, 2, length(o) - 2)]
+}
+
+function held(k) {
+    return (k != "" && k in hold) ? hold[k] : ""
+}
+
+# What an operand's address is: "A" for the variable itself, "G" for a GOT entry of it.
+function refers(o,   a) {
+    a = ""
+    if (o ~ /\(%rip\)$/)
+        a = points_at
+    else if (fixed && o ~ /^\$?0x[0-9a-f]+$/) {
+        a = o
+        sub(/^\$?0x/, "", a)
+    }
+    return a == "" ? "" : a == global ? "A" : (a in is_slot) ? "G" : ""
+}
+
+function release(k,   s) {
+    delete hold[k]
+    # With its base a slot is lost.
+    if (k == "bp" || k == "sp")
+        for (s in hold)
+            if (s ~ ("^" substr(k, 1, 1) "-?[0-9]"))
+                delete hold[s]
+}
+
+# What a move of this operand moves: "A", "P", "D" or "".
+function moved(address, o,   r) {
+    r = refers(o)
+    if (r != "") {
+        # Each reference has a walk of its own.
+        if (address != origin)
+            return ""
+        if (o ~ /^\$/)
+            return r == "A" ? "A" : ""
+        return r == "A" ? "P" : "A"
+    }
+    if (held(pointer(o)) == "A")
+        return "P"
+    if (o in register && bits[o] != 64)
+        return ""
+    return held(place(o))
+}
+
+# The effect of one instruction that is not a jump.
+function step(address,   i, k, n, list, to, what, r, source) {
+    if (mnemonic ~ /^(nop|endbr64|pause)/ || mnemonic == "xchg" && op[1] == op[2])
+        return
+    to = ops ? op[ops] : ""
+    source = ops > 1 ? op[1] : ""
+
+    # Strings: the operands are (%rsi) and (%rdi) by way of segment registers.
+    if (to ~ /^%e?s:\(%rdi\)/ || source ~ /%ds:\(%rsi\)/) {
+        if (held("di") ~ /[PD]/ && mnemonic ~ /^(movs|stos)/)
+            loose(address, "a store through the pointer by " mnemonic)
+        release("di")
+        release("si")
+        release("cx")
+        if (mnemonic ~ /^lods/)
+            release("ax")
+        return
+    }
+    if (mnemonic ~ /^push/) {
+        stack -= 8
+        return
+    }
+    if (mnemonic ~ /^popf?q?$/) {
+        stack += 8
+        if (ops)
+            release(place(to))
+        return
+    }
+    if (mnemonic == "leave") {
+        release("sp")
+        release("bp")
+        return
+    }
+    if (to == "%rsp" && mnemonic ~ /^(add|sub|lea|mov|and)q?$/) {
+        if (mnemonic ~ /^(add|sub)/ && source ~ /^\$/)
+            stack += (mnemonic ~ /^add/ ? 1 : -1) * number(source)
+        else if (mnemonic ~ /^lea/ && source ~ /\(%rsp\)$/)
+            stack += number(source)
+        else
+            release("sp")
+        return
+    }
+    if (mnemonic ~ /^call/ || mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1) {
+        n = split(mnemonic ~ /^call/ ? unsaid["call"] : "ax dx", list, " ")
+        for (i = 1; i <= n; i++)
+            release(list[i])
+        return
+    }
+    if (mnemonic in unsaid) {
+        n = split(unsaid[mnemonic], list, " ")
+        for (i = 1; i <= n; i++)
+            release(list[i])
+    }
+    if (!ops)
+        return
+
+    # Compares, and tells nobody.
+    if (mnemonic ~ /^(cmp|test)[bwlq]?$/) {
+        for (i = 1; i <= 2; i++)
+            if (held(place(op[i])) != "" || held(pointer(op[i])) != "" || refers(op[i]) != "")
+                compared = 1
+        return
+    }
+
+    # A store through the pointer.
+    r = pointer(to)
+    if (held(r) ~ /[PD]/ && !(ops == 1 && mnemonic !~ /^(inc|dec|neg|not|set)/)) {
+        if (mnemonic == "movl" && source ~ /^\$/)
+            value[address] = "0x" substr(source, 4)
+        else if (mnemonic == "mov" && bits[source] == 32)
+            value[address] = "%" register[source]
+        else if (mnemonic == "andl" && source == "$0x0")     # gcc -Os
+            value[address] = "0x0"
+        else {
+            loose(address, "a store through the pointer that is not understood: " mnemonic)
+            return
+        }
+        stored = 1
+        for (k in hold)
+            if (hold[k] == "P")
+                hold[k] = "D"
+        return
+    }
+
+    if (mnemonic ~ /^mov(q|abs)?$/) {
+        what = moved(address, source)
+        if (held(pointer(source)) ~ /[PD]/)
+            compared = 1        # the value is read
+        if (place(to) != "") {
+            release(place(to))
+            if (what != "" && (bits[to] == 64 || !(to in register)))
+                hold[place(to)] = what
+        } else if (held(r) == "A" || refers(to) == "A")
+            compared = 1        # the variable is set
+        else if (what ~ /[AP]/)
+            loose(address, "the pointer goes where it cannot be followed")
+        return
+    }
+    if (mnemonic ~ /^leaq?$/) {
+        if (address == origin && refers(source) == "A") {
+            release(place(to))
+            hold[place(to)] = "A"
+            return
+        }
+    }
+
+    # Whatever else reads what is held, but for ways to write a constant to a register.
+    n = ops
+    if (to in register && (mnemonic !~ /^(add|adc|sub|sbb|and|or|xor|inc|dec|neg|not|cmov|xchg|xadd|cmpxchg|bswap|sh[lr]|s[ah]r|sal|ro[lr]|rc[lr]|bt[src]|imul)/ ||
+        mnemonic ~ /^(xor|sub|sbb)/ && source == to || mnemonic ~ /^and/ && source == "$0x0" ||
+        mnemonic ~ /^or/ && source ~ /^\$0xf+$/ || mnemonic ~ /^imul/ && ops == 3 || mnemonic ~ /^shlx|^s[ah]rx|^rorx|^andn/))
+        n = source == to ? 0 : ops - 1
+    for (i = 1; i <= n; i++)
+        if (uses(op[i]))
+            loose(address, "a use of the pointer that is not understood: " mnemonic)
+    if (mnemonic ~ /^(xchg|xadd|mulx)/)
+        release(place(op[ops - 1]))
+    if (place(to) != "")
+        release(place(to))
+}
+
+# Does an operand need a value that is held and not yet stored through?
+function uses(o,   n, list, i) {
+    n = split(o, list, /[(),]/)
+    for (i = 1; i <= n; i++)
+        if (list[i] in register && held(register[list[i]]) ~ /[AP]/)
+            return 1
+    return held(place(o)) ~ /[AP]/
+}
+
+## Where the probe goes
+
+# The kernel emulates a call, a jump and a push of one register, but steps through a store,
+# which costs many times as much. So the probe goes on the next such instruction, if
+# control can come to it only from the store and it finds the stored value unchanged.
+function print_site(address,   a, kind, at, i, bytes) {
+    at = address
+    kind = "store"
+    for (a = address; (a in following) || fetch(a) && (a in following); ) {
+        a = following[a]
+        # Another store behind this one: the order of the two events would be lost.
+        if ((a in jumped_to) || (a in value))
+            break
+        if (!(a in text) && !fetch(a))
+            break
+        parse(text[a])
+        i = emulated(raw[a])
+        if (i == "nop2" && kind == "store") {
+            kind = "nop"
+            at = a
+        } else if (i != "" && i != "nop2") {
+            kind = i
+            at = a
+            break
+        }
+        if (mnemonic ~ /^(call|j|ret|loop|xbegin|hlt|ud|int|iret|sys)/ || prefix ~ /lock|xacq|xrel/ ||
+            value[address] ~ /^%/ && overwrites(substr(value[address], 2)))
+            break
+    }
+    bytes = raw[at]
+    printf "%.0f\t0x%s\t%s\t0x%s\t0x%x\t%s\t%s\n", hex(address), address, value[address], at, offset(hex(at)), bytes, kind
+}
+
+# Offset in the file of an address, by way of the segment that loads it.
+function offset(address,   i, n, list, part) {
+    n = split(loads, list, " ")
+    for (i = 1; i <= n; i++) {
+        split(list[i], part, ":")
+        if (address >= hex(part[1]) && address < hex(part[1]) + hex(part[3]))
+            return address - hex(part[1]) + hex(part[2])
+    }
+}
+
+# What arch/x86/kernel/uprobes.c emulates, by the bytes: a prefix makes it something else.
+# Long nops only newer kernels do ("nop2"). One of 5 bytes never: Linux 6.18 replaces it
+# by a call, which overwrites what a leaf function keeps below %rsp; of 10 likewise, later.
+function emulated(bytes) {
+    if (bytes ~ /^e8/ && length(bytes) == 10) return "call"
+    if (bytes ~ /^eb/ && length(bytes) == 4 || bytes ~ /^e9/ && length(bytes) == 10) return "jmp"
+    if (bytes ~ /^7/ && length(bytes) == 4 || bytes ~ /^0f8/ && length(bytes) == 12) return "jcc"
+    if (bytes ~ /^(41)?5[0-7]$/) return "push"
+    if (bytes == "90") return "nop"
+    if (bytes ~ /^(6690|0f1f00|0f1f4000|660f1f440000|0f1f8000000000|0f1f840000000000|660f1f840000000000)$/)
+        return "nop2"
+    return ""
+}
+
+# Does the instruction just parsed change this register, or may it?
+function overwrites(r,   i, n, list) {
+    if (mnemonic ~ /^(cmp|test|bt|push|nop|endbr64|pause)[bwlq]?$/)
+        return 0
+    if (ops && op[ops] in register && register[op[ops]] == r)
+        return 1
+    if (mnemonic ~ /^(xchg|xadd|mulx)/ && op[ops - 1] in register && register[op[ops - 1]] == r)
+        return 1
+    n = 0
+    if (mnemonic in unsaid)
+        n = split(unsaid[mnemonic], list, " ")
+    else if (mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1)
+        n = split("ax dx", list, " ")
+    else if (op[ops] ~ /:\(%rdi\)/ || op[1] ~ /:\(%rsi\)/)
+        n = split("ax cx si di", list, " ")
+    for (i = 1; i <= n; i++)
+        if (list[i] == r)
+            return 1
+    return 0
+}
