@@ -1,22 +1,39 @@
-"""From samples to transitions: who stored which value when.  (Signatures first.)"""
+"""From samples to transitions: which thread stored which value when."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .perfdata import PerfData
+from . import perfdata
+from .errors import PerfDataError, WaitfoldError
+from .perfdata import Event, Field, Layout, PerfData, Piece
+
+STORE, FORK, EXIT = 0, 1, 2
+"""Marks of a transition: a store, the thread begins (not waiting), the thread ends."""
+
+PID_MAX = 1 << 22
+"""No process id of Linux is greater (PID_MAX_LIMIT, include/linux/threads.h)."""
+
+_BATCH = 1 << 18  # transitions that are put in order and handed on together
+_HELD_MAX = 1 << 23  # transitions held back where a file does not say what is complete
+_DELAY = 1 << 20  # transitions by which the stream runs behind, so that gaps are known in time
+_EVER = (1 << 63) - 1
+_MMAP_DATA = 1 << 13  # PERF_RECORD_MISC_MMAP_DATA
+_PROT_EXEC = 4
 
 
 @dataclass(frozen=True)
 class PairRule:
     """Which events begin and end an interval; event names are glob patterns (`waitfold_*:w`).
 
-    `end_value` is the start field's value that ends one where start and end are one event,
-    None where the end is an event of its own (its value becomes 0).
+    `start_field` of the start event says of what. Where one event carries both, `end_value` is
+    the value that means the end; it is None where the end is an event of its own.
     """
 
     start_event: str
@@ -27,31 +44,50 @@ class PairRule:
 
 @dataclass(frozen=True)
 class Transitions:
-    """A batch of transitions, in time order."""
+    """A batch of transitions in the order of time; a row each. `value` 0 is "not waiting"."""
 
     time_ns: NDArray[np.int64]
     pid: NDArray[np.int32]
     tid: NDArray[np.int32]
     value: NDArray[np.uint32]
-    mark: NDArray[np.uint8]  # STORE, FORK (the thread begins, not waiting), EXIT (it ends)
+    mark: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.time_ns)
+
+    def take(self, which: slice | NDArray[np.int64]) -> Transitions:
+        """Return some of the rows."""
+        return Transitions(*(getattr(self, column.name)[which] for column in fields(self)))
 
 
 @dataclass
 class TransitionStream:
-    """Iterate once over batches; the rest is complete when the iteration has ended."""
+    """Iterate once over the batches; all else is complete when that has ended.
 
-    batches: Iterator[Transitions]
+    A thread's transitions are in the order of time, within and over all batches. `gaps` are
+    (start_ns, end_ns) in which records were lost, by any thread; a gap that ends before a batch
+    is known before that batch. `lost` counts records that the kernel had no room for.
+    """
+
+    batches: Iterator[Transitions] = field(default_factory=lambda: iter(()))
     samples: int = 0
     lost: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
-    forks: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid: (ppid, time_ns)
-    exits: dict[int, int] = field(default_factory=dict)  # tid: time_ns
-    comms: dict[int, str] = field(default_factory=dict)  # tid: comm
+    forks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """pid: (parent's pid, time_ns)"""
+    exits: dict[int, int] = field(default_factory=dict)
+    """tid: time_ns"""
+    comms: dict[int, str] = field(default_factory=dict)
+    """tid: the last name"""
+    binaries: set[str] = field(default_factory=set)
+    """files whose code was mapped"""
     first_ns: int | None = None
     last_ns: int | None = None
     warnings: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Transitions]:
+        """Return the batches."""
         return self.batches
 
 
@@ -60,5 +96,385 @@ def transitions(
     rule: PairRule,
     progress: Callable[[int, int], None] | None = None,
 ) -> TransitionStream:
-    """Return the transitions of `files`; `progress` is called with (bytes read, bytes in all)."""
-    raise NotImplementedError
+    """Return the transitions of `files`; `progress` is called with (bytes read, bytes in all).
+
+    perf writes the buffers of the CPUs one after the other, and FINISHED_ROUND when it has
+    been through all: what is older than the newest of the round before is complete then
+    (tools/perf/util/ordered-events.c). A file without these marks is held back whole as far as 8
+    million transitions, and is put in order over that distance.
+
+    Raises WaitfoldError where the files do not have what the rule names, PerfDataError, also
+    later, where one is damaged.
+    """
+    stream = TransitionStream()
+    sources = [_Source(data, rule, stream) for data in files]
+    stream.warnings += [data.cut for data in files if data.cut]
+    stream.batches = _delayed(stream, _ordered(stream, sources, progress))
+    return stream
+
+
+def _ordered(
+    stream: TransitionStream,
+    sources: Sequence[_Source],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Transitions]:
+    """Read all sources side by side and yield what is complete, in the order of time."""
+    held: list[Transitions] = []
+    rows = 0
+    floor = -1  # all up to this time has been yielded
+    late = 0
+    size = sum(source.data.data_size for source in sources)
+    going = list(sources)
+    while going:
+        source = min(going, key=lambda s: s.complete)
+        batch = source.read()
+        if batch is None:
+            going.remove(source)
+        else:
+            held.append(batch)
+            rows += len(batch)
+            if progress:
+                progress(sum(s.done for s in sources), size)
+        complete = min((s.complete for s in going), default=_EVER)
+        full = rows >= _HELD_MAX
+        if not rows or going and not full and (rows < _BATCH or complete <= floor):
+            continue
+        batch = _sorted(_joined(held))
+        early = int(np.searchsorted(batch.time_ns, floor, "left"))
+        if early:
+            # Stored before something that has been handed on; the order cannot be mended.
+            late += int((batch.mark[:early] == STORE).sum())
+            stream.gaps.append((int(batch.time_ns[0]), floor))
+        ready = int(np.searchsorted(batch.time_ns, complete, "right"))
+        if full and ready < rows // 2:
+            ready = rows // 2
+        if ready > early:
+            floor = int(batch.time_ns[ready - 1])
+            yield batch.take(slice(early, ready))
+        held = [batch.take(slice(max(early, ready), None))]
+        rows = len(held[0])
+    for source in sources:
+        source.close()
+    if late:
+        stream.warnings.append(
+            f"{late} of {stream.samples} samples came too late to be put in order and are left "
+            "out; waits around them count as cut by a loss."
+        )
+
+
+def _joined(parts: Sequence[Transitions]) -> Transitions:
+    if len(parts) == 1:
+        return parts[0]
+    return Transitions(
+        *(np.concatenate([getattr(p, c.name) for p in parts]) for c in fields(Transitions))
+    )
+
+
+def _sorted(batch: Transitions) -> Transitions:
+    time = batch.time_ns
+    if (time[1:] >= time[:-1]).all():
+        return batch
+    return batch.take(np.argsort(time, kind="stable"))
+
+
+def _delayed(stream: TransitionStream, batches: Iterator[Transitions]) -> Iterator[Transitions]:
+    """Hand on the batches so late that a LOST record is read before what it puts in doubt.
+
+    The kernel writes LOST when the buffer is next written to, which can be a while after.
+    """
+    line: deque[Transitions] = deque()
+    rows = gaps = unforeseen = 0
+    given = -1
+
+    def look() -> None:
+        nonlocal gaps, unforeseen
+        unforeseen += sum(start < given for start, _ in stream.gaps[gaps:])
+        gaps = len(stream.gaps)
+
+    for batch in batches:
+        line.append(batch)
+        rows += len(batch)
+        look()
+        while rows - len(line[0]) >= _DELAY:
+            rows -= len(line[0])
+            given = int(line[0].time_ns[-1])
+            yield line.popleft()
+    look()
+    yield from line
+    if unforeseen:
+        stream.warnings.append(
+            f"{unforeseen} losses became known only when later waits had been counted; waits "
+            "that they cut may be shown as whole."
+        )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An event of the rule in one file; `field` is None for one that only ends."""
+
+    event: Event
+    layout: Layout
+    field: Field | None
+
+
+class _Source:
+    """One file's transitions, as they stand in the file."""
+
+    def __init__(self, data: PerfData, rule: PairRule, stream: TransitionStream) -> None:
+        self.data = data
+        self.complete = -1
+        """No transition that is still to be read is this old or older."""
+        self.done = 0
+        """bytes read"""
+        self._stream = stream
+        self._wanted = _wanted(data, rule)
+        self._end_value = rule.end_value
+        self._pieces = data.pieces()
+        self._newest = -1  # time of the newest sample so far
+        self._rounds = deque([-1] * 4, maxlen=4)  # the same when each of the last rounds ended
+        self._last_by_cpu = np.zeros(1 << 16, np.int64)
+        self._lost = self._lost_samples = 0
+        ids = [(id_, event.index) for event in data.events for id_ in event.ids]
+        ids.sort()
+        self._ids = np.array([id_ for id_, _ in ids], np.uint64)
+        self._event_of_id = np.array([index for _, index in ids], np.int64)
+
+    def read(self) -> Transitions | None:
+        """Return the transitions of the file's next piece, None at its end."""
+        piece = next(self._pieces, None)
+        if piece is None:
+            return None
+        self.done = piece.end - self.data.data_offset
+        at, batch, cpu = self._samples(piece)
+        marks = self._others(piece, at, batch, cpu)
+        return _joined([batch, marks]) if len(marks) else batch
+
+    def close(self) -> None:
+        """Add up what was lost, once all is read.
+
+        LOST counts what had no room until the buffer was next written to; LOST_SAMPLES, which
+        perf reads from the kernel's counters at the end, counts the same records and also those
+        that were lost after a buffer's last record (__perf_output_begin in
+        kernel/events/ring_buffer.c raises both). That buffer was full when the events were
+        stopped, so it was written in one of the two rounds that can follow.
+        """
+        self._stream.lost += max(self._lost, self._lost_samples)
+        if self._lost_samples > self._lost:
+            self._stream.gaps.append((max(self._rounds[0], 0), _EVER))
+
+    def _samples(
+        self, piece: Piece
+    ) -> tuple[NDArray[np.int64], Transitions, NDArray[np.uint16] | None]:
+        """Return where in the piece the samples of the rule's events begin, them, and their CPUs.
+
+        None for the latter where they do not say it.
+        """
+        at = piece.samples
+        if len(self.data.events) == 1:
+            parts = [(self._wanted[0], at)]
+        else:
+            event = self._event_of(piece, at)
+            parts = [(w, at[event == w.event.index]) for w in self._wanted]
+        decoded = [self._decode(piece, at, wanted) for wanted, at in parts]
+        cpus = [
+            piece.words[at + wanted.layout.cpu_at].astype(np.uint16)
+            for wanted, at in parts
+            if wanted.layout.cpu_at is not None
+        ]
+        if len(parts) == 1:
+            return parts[0][1], decoded[0], cpus[0] if cpus else None
+        at = np.concatenate([at for _, at in parts])
+        order = np.argsort(at, kind="stable")
+        cpu = np.concatenate(cpus)[order] if len(cpus) == len(parts) else None
+        return at[order], _joined(decoded).take(order), cpu
+
+    def _event_of(self, piece: Piece, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index of each sample's event."""
+        id_at = self.data.layouts[0].id_at
+        assert id_at is not None  # PerfData refuses files with several events and no ids
+        self._long_enough(piece, at, id_at + 1)
+        ids = piece.words[at + id_at]
+        place = np.searchsorted(self._ids, ids)
+        place[place == len(self._ids)] = 0
+        unknown = self._ids[place] != ids if len(self._ids) else np.ones(len(ids), np.bool_)
+        if unknown.any():
+            raise self._damaged(piece, at, unknown, "belongs to no event of the file's")
+        return self._event_of_id[place]
+
+    def _decode(self, piece: Piece, at: NDArray[np.int64], wanted: _Wanted) -> Transitions:
+        words, layout = piece.words, wanted.layout
+        self._long_enough(piece, at, layout.fixed)
+        time = words[at + layout.time_at].view(np.int64)
+        thread = words[at + layout.tid_at].view(np.int32)
+        pid, tid = thread[0::2], thread[1::2]
+        if wanted.field is None:
+            value = np.zeros(len(at), np.uint32)
+        else:
+            value = self._values(piece, at, layout, wanted.field)
+            if self._end_value:
+                value[value == self._end_value] = 0
+        if len(at) and (int(tid.max()) > PID_MAX or int(time.min()) < 0):
+            bad = (tid > PID_MAX) | (time < 0)
+            raise self._damaged(piece, at, bad, "has a thread or a time that cannot be")
+        stream = self._stream
+        stream.samples += len(at)
+        if len(at):
+            first, last = int(time.min()), int(time.max())
+            stream.first_ns = first if stream.first_ns is None else min(first, stream.first_ns)
+            stream.last_ns = last if stream.last_ns is None else max(last, stream.last_ns)
+        return Transitions(time, pid, tid, value, np.zeros(len(at), np.uint8))
+
+    def _values(
+        self, piece: Piece, at: NDArray[np.int64], layout: Layout, field: Field
+    ) -> NDArray[np.uint32]:
+        """Return a field of the samples' raw data: behind their size, a 32-bit word."""
+        raw, bad = layout.raw_at(piece.words, at)
+        if bad is not None and bad.any():
+            raise self._damaged(piece, at, bad, "has fields that it has no room for")
+        halves = piece.words.view(np.uint32)
+        size = halves[2 * raw]
+        if bad is None:
+            self._long_enough(piece, at, layout.fixed + (4 + field.offset + field.size + 7) // 8)
+            bad = size < field.offset + field.size
+        else:
+            end = at + (piece.words[at] >> np.uint64(51)).astype(np.int64)
+            bad = size < field.offset + field.size
+            bad |= 8 * raw + 4 + field.offset + field.size > 8 * end
+        if bad.any():
+            raise self._damaged(piece, at, bad, f"is too short for its field {field.name}")
+        if field.size == 4 and field.offset % 4 == 0:
+            return halves[2 * raw + 1 + field.offset // 4]
+        bytes_ = piece.words.view(np.uint8)
+        first = 8 * raw + 4 + field.offset
+        wide = bytes_[first[:, None] + np.arange(field.size)].view(f"<u{field.size}")[:, 0]
+        if len(wide) and int(wide.max()) > 0xFFFF_FFFF:
+            raise WaitfoldError(
+                f"{self.data.path}: the field {field.name} holds {int(wide.max()):#x}, but a wait "
+                "event has 32 bits. Name the field that holds it."
+            )
+        return wide.astype(np.uint32)
+
+    def _long_enough(self, piece: Piece, at: NDArray[np.int64], words: int) -> None:
+        short = piece.words[at] >> np.uint64(51) < words
+        if short.any():
+            raise self._damaged(piece, at, short, "is too short for what its event records")
+
+    def _damaged(
+        self, piece: Piece, at: NDArray[np.int64], bad: NDArray[np.bool_], why: str
+    ) -> PerfDataError:
+        offset = piece.offset + 8 * int(at[bad.argmax()])
+        return PerfDataError(
+            f"{self.data.path}: the sample at byte {offset} {why}. The file is damaged."
+        )
+
+    def _others(
+        self,
+        piece: Piece,
+        at: NDArray[np.int64],
+        batch: Transitions,
+        cpu: NDArray[np.uint16] | None,
+    ) -> Transitions:
+        """Go through the records other than samples, and return FORK and EXIT as transitions."""
+        words = piece.words
+        marks: list[tuple[int, int, int, int]] = []
+        stream = self._stream
+        passed = 0
+
+        def go_to(row: int) -> None:
+            """Take notice of the samples before a record."""
+            nonlocal passed
+            if row == passed:
+                return
+            time = batch.time_ns[passed:row]
+            self._newest = max(self._newest, int(time.max()))
+            if cpu is not None:
+                self._last_by_cpu[cpu[passed:row]] = time  # of several of one CPU the last stays
+            passed = row
+
+        before = np.searchsorted(at, piece.others).tolist()
+        for place, row in zip(piece.others, before, strict=True):
+            head = int(words[place])
+            kind, size = head & 0xFFFF_FFFF, head >> 51
+            body = words[place : place + size]
+            if kind == perfdata.FINISHED_ROUND:
+                go_to(row)
+                self._rounds.append(self._newest)
+                self.complete = self._rounds[-2]
+            elif kind == perfdata.LOST and size >= 3:
+                go_to(row)
+                self._lost += int(body[2])
+                time, on = self.data.trailer(piece, place)
+                known = cpu is not None and on is not None
+                since = int(self._last_by_cpu[on & 0xFFFF]) if known else self.complete
+                stream.gaps.append((max(since, 0), _EVER if time is None else time))
+            elif kind == perfdata.LOST_SAMPLES and size >= 2:
+                self._lost_samples += int(body[1])
+            elif kind in (perfdata.FORK, perfdata.EXIT) and size >= 4:
+                pid, parent, tid, _ = body[1:3].view(np.uint32).tolist()
+                time = int(body[3])
+                # perf makes up a FORK at time 0 for each process that exists already.
+                if not 0 < time < _EVER or tid > PID_MAX or pid > PID_MAX:
+                    continue
+                if kind == perfdata.EXIT:
+                    stream.exits[tid] = time
+                elif pid == tid:
+                    stream.forks[pid] = (parent, time)
+                marks.append((time, pid, tid, EXIT if kind == perfdata.EXIT else FORK))
+            elif kind == perfdata.COMM and size >= 3:
+                stream.comms[int(body[1]) >> 32] = _text(body[2:])
+            elif kind == perfdata.MMAP and size >= 6 and not head >> 32 & _MMAP_DATA:
+                stream.binaries.add(_text(body[5:]))
+            elif kind == perfdata.MMAP2 and size >= 10 and int(body[8]) & _PROT_EXEC:
+                stream.binaries.add(_text(body[9:]))
+        go_to(len(batch))
+        columns = np.array(marks, np.int64).reshape(-1, 4)
+        return Transitions(
+            columns[:, 0],
+            columns[:, 1].astype(np.int32),
+            columns[:, 2].astype(np.int32),
+            np.zeros(len(columns), np.uint32),
+            columns[:, 3].astype(np.uint8),
+        )
+
+
+def _text(words: NDArray[np.uint64]) -> str:
+    """Return the string that begins a record's last field."""
+    return words.tobytes().split(b"\0")[0].decode(errors="replace")
+
+
+def _wanted(data: PerfData, rule: PairRule) -> list[_Wanted]:
+    """Return the events of a file that the rule names."""
+    starts = [e for e in data.events if fnmatchcase(e.name, rule.start_event)]
+    ends = [e for e in data.events if fnmatchcase(e.name, rule.end_event)]
+    for pattern, found in ((rule.start_event, starts), (rule.end_event, ends)):
+        if not found:
+            names = ", ".join(event.name for event in data.events)
+            hint = " perf had not yet written their names." if data.cut else ""
+            raise WaitfoldError(
+                f"{data.path} has no event {pattern}. It has: {names}.{hint} Name the one that "
+                "wait events begin with as --start and that which ends them as --end."
+            )
+    wanted = []
+    for event in (e for e in data.events if e in starts or e in ends):
+        layout = data.layouts[event.index]
+        if layout.tid_at is None or layout.time_at is None:
+            raise WaitfoldError(
+                f"{data.path}: samples of {event.name} lack the thread or the time. Record them "
+                "with 'perf record -k CLOCK_MONOTONIC -e ...' without --no-timestamp."
+            )
+        field = None
+        if event in starts:
+            field = event.fields.get(rule.start_field)
+            if field is None or not layout.has_raw:
+                names = ", ".join(n for n in event.fields if not n.startswith("common_"))
+                raise WaitfoldError(
+                    f"{data.path}: {event.name} has no field {rule.start_field}. It has: "
+                    f"{names or 'none'}. Name the one that holds the wait event as --value."
+                )
+            if field.size not in (1, 2, 4, 8):
+                raise WaitfoldError(
+                    f"{data.path}: the field {field.name} of {event.name} has {field.size} bytes "
+                    "and is no number. Name the one that holds the wait event as --value."
+                )
+        wanted.append(_Wanted(event, layout, field))
+    return wanted

@@ -1,21 +1,29 @@
-"""From transitions to intervals.  (Signatures first.)"""
+"""From transitions to intervals: who waited for what from when on how long."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .events import TransitionStream
+from .events import EXIT, PID_MAX, STORE, Transitions, TransitionStream
 
 START, END, LOST = 1, 2, 4
+"""Flags: began before the window; was open at its end or when its thread ended; cut by a loss."""
+
+_NEVER = (1 << 63) - 1
+_BEFORE = -(1 << 62)  # time of a store that was made before recording began
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """A batch of intervals; flags 0 is an exact one, else what it is censored by."""
+    """A batch of intervals, a row each. `flags` 0 is a complete one.
+
+    Rows of one thread stand together and in the order of time within a batch. Of a flagged one
+    `dur_ns` is what was observed of it. `value` 0 is a wait that was seen only when it ended.
+    """
 
     start_ns: NDArray[np.int64]
     dur_ns: NDArray[np.int64]
@@ -24,6 +32,14 @@ class Intervals:
     value: NDArray[np.uint32]
     flags: NDArray[np.uint8]
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.start_ns)
+
+    def take(self, which: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Intervals:
+        """Return some of the rows."""
+        return Intervals(*(getattr(self, column.name)[which] for column in fields(self)))
+
 
 def pair(
     stream: TransitionStream,
@@ -31,5 +47,186 @@ def pair(
     end_ns: int | None = None,
     initial: Mapping[int, int] | None = None,
 ) -> Iterator[Intervals]:
-    """Yield the intervals of a window."""
-    raise NotImplementedError
+    """Yield the intervals of the window from `start_ns` to `end_ns`.
+
+    None stands for the first and the last sample. `initial` is the value of processes when the
+    window began, where it was read from their memory. An interval runs from a store of another
+    value than 0 to the thread's next store. Nothing is guessed:
+
+    - What began before the window is flagged START. A thread that was not seen to begin, of
+      which `initial` says nothing and whose first store is 0 was waiting for something: value 0.
+    - What is open at the window's end, or when its thread ends, is flagged END.
+    - What overlaps a gap ends where the gap begins and is flagged LOST; what its thread did then
+      is unknown until it stores something other than 0.
+
+    A wait is yielded once; where it has several flags it counts under the first of START, LOST
+    and END.
+    """
+    threads = _Threads()
+    window: _Window | None = None
+    for batch in stream:
+        if end_ns is not None:
+            batch = batch.take(slice(0, int(np.searchsorted(batch.time_ns, end_ns, "right"))))
+        if window is None:
+            stores = np.flatnonzero(batch.mark == STORE)
+            if start_ns is None and not len(stores):
+                continue
+            first = int(batch.time_ns[stores[0]]) if start_ns is None else start_ns
+            window = _Window(first)
+            threads.begin(initial or {})
+        if len(batch):
+            yield window.cut(threads.step(batch), stream.gaps)
+    if window is None:
+        if start_ns is None:
+            return
+        window = _Window(start_ns)
+        threads.begin(initial or {})
+    last = stream.last_ns if end_ns is None else end_ns
+    if last is not None:
+        yield window.cut(threads.finish(max(last, window.start)), stream.gaps)
+
+
+class _Threads:
+    """What each thread stored last. Arrays have an element for each thread, by its code."""
+
+    def __init__(self) -> None:
+        self._code = np.zeros(PID_MAX + 1, np.int32)  # by tid; 0 is none, codes begin with 1
+        self._count = 1
+        self._tid = np.zeros(64, np.int32)
+        self._pid = np.zeros(64, np.int32)
+        self._since = np.full(64, _BEFORE, np.int64)
+        self._value = np.zeros(64, np.uint32)
+        self._known = np.zeros(64, np.bool_)  # False: nothing is known of it yet
+
+    def begin(self, initial: Mapping[int, int]) -> None:
+        """Take the values that were read from memory when the window began."""
+        tids = [tid for tid in initial if 0 <= tid <= PID_MAX]
+        codes = self._codes(np.array(tids, np.int32))
+        self._pid[codes] = tids
+        self._value[codes] = [initial[tid] & 0xFFFF_FFFF for tid in tids]
+        self._known[codes] = True
+
+    def step(self, batch: Transitions) -> Intervals:
+        """Return the intervals that end with the transitions of a batch."""
+        if int(batch.tid.min()) < 0:  # of a thread that is already gone (perf_event_tid)
+            batch = batch.take(np.flatnonzero(batch.tid >= 0))
+        codes = self._codes(batch.tid)
+        # NumPy sorts 16-bit integers by radix, which is several times faster.
+        by_thread = codes.astype(np.uint16) if self._count <= 1 << 16 else codes
+        order = np.argsort(by_thread, kind="stable")
+        code = by_thread[order]
+        time = batch.time_ns[order]
+        value = batch.value[order]
+        head = np.ones(len(code), np.bool_)
+        np.not_equal(code[1:], code[:-1], out=head[1:])
+        heads = np.flatnonzero(head)
+        threads = code[heads]
+
+        # Each transition ends what its thread stored before it.
+        begun = np.empty_like(time)
+        begun[1:] = time[:-1]
+        begun[heads] = self._since[threads]
+        what = np.empty_like(value)
+        what[1:] = value[:-1]
+        what[heads] = self._value[threads]
+        ended = what != 0
+        unknown = heads[~self._known[threads] & (value[heads] == 0)]
+        ended[unknown[batch.mark[order[unknown]] == STORE]] = True
+
+        tails = np.append(heads[1:], len(code)) - 1
+        self._since[threads] = time[tails]
+        self._value[threads] = value[tails]
+        self._pid[threads] = batch.pid[order[tails]]
+        self._known[threads] = True
+
+        kept = np.flatnonzero(ended)
+        rows = order[kept]
+        begun = begun[kept]
+        flags = np.where(batch.mark[rows] == EXIT, np.uint8(END), np.uint8(0))
+        return Intervals(
+            begun, time[kept] - begun, batch.pid[rows], batch.tid[rows], what[kept], flags
+        )
+
+    def finish(self, time: int) -> Intervals:
+        """Return the intervals that are open at `time`."""
+        codes = np.flatnonzero(self._value[: self._count])
+        begun = self._since[codes]
+        return Intervals(
+            begun,
+            time - begun,
+            self._pid[codes],
+            self._tid[codes],
+            self._value[codes],
+            np.full(len(codes), END, np.uint8),
+        )
+
+    def _codes(self, tids: NDArray[np.int32]) -> NDArray[np.int32]:
+        codes = self._code[tids]
+        if not codes.all():
+            new = np.unique(tids[codes == 0])
+            count = self._count + len(new)
+            if count > len(self._tid):
+                size = 2 * count
+                self._tid = np.resize(self._tid, size)
+                self._pid = np.resize(self._pid, size)
+                self._since = np.resize(self._since, size)
+                self._value = np.resize(self._value, size)
+                self._known = np.resize(self._known, size)
+            fresh = slice(self._count, count)
+            self._code[new] = np.arange(self._count, count)
+            self._tid[fresh] = new
+            self._since[fresh] = _BEFORE
+            self._value[fresh] = 0
+            self._known[fresh] = False
+            self._count = count
+            codes = self._code[tids]
+        return codes
+
+
+class _Window:
+    """Cuts intervals at the window's start and at gaps."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self._gaps = 0
+        self._gap_start = self._gap_end = np.empty(0, np.int64)
+
+    def cut(self, all_: Intervals, gaps: list[tuple[int, int]]) -> Intervals:
+        """Return the intervals as far as they were observed within the window."""
+        begun, flags = all_.start_ns, all_.flags
+        early = begun < self.start
+        some_early = bool(early.any())
+        if not some_early and not gaps:
+            return all_
+        end = begun + all_.dur_ns
+        keep = np.ones(len(begun), np.bool_)
+        if gaps:
+            # What was read from memory, or what nobody knows, is so at the window's start.
+            since = np.where(begun == _BEFORE, self.start, begun)
+            gap_start = self._first_gap(gaps, since)
+            lost = gap_start < end
+            keep &= ~(lost & (all_.value == 0))
+            end = np.where(lost, np.maximum(since, gap_start), end)
+            flags = np.where(lost, LOST, flags).astype(np.uint8)
+        if some_early:
+            keep &= ~early | (end > self.start) | ((begun == _BEFORE) & (flags & LOST > 0))
+            begun = np.where(early, self.start, begun)
+            flags = flags | early.view(np.uint8) * np.uint8(START)
+        cut = Intervals(begun, np.maximum(end - begun, 0), all_.pid, all_.tid, all_.value, flags)
+        return cut if keep.all() else cut.take(keep)
+
+    def _first_gap(
+        self, gaps: list[tuple[int, int]], since: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the start of the first gap that ends after each time of `since`."""
+        if self._gaps != len(gaps):
+            self._gaps = len(gaps)
+            merged: list[list[int]] = []
+            for start, end in sorted(gaps):
+                if merged and start <= merged[-1][1]:
+                    merged[-1][1] = max(end, merged[-1][1])
+                else:
+                    merged.append([start, end])
+            self._gap_start = np.array([*(start for start, _ in merged), _NEVER], np.int64)
+            self._gap_end = np.array([end for _, end in merged], np.int64)
+        return self._gap_start[np.searchsorted(self._gap_end, since, "right")]

@@ -1,10 +1,54 @@
-"""Read perf.data without perf.  (Signatures first; the body follows.)"""
+"""Read perf.data without perf, on any system.
+
+The format is that of tools/perf/Documentation/perf.data-file-format.txt; records and samples are
+laid out as include/uapi/linux/perf_event.h says. Files are read in pieces, and a size that a
+file states is checked against the file before anything is allocated by it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import PerfDataError
+
+# Record types, perf_event.h and, from 64, tools/lib/perf/include/perf/event.h.
+MMAP, LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 1, 2, 3, 4, 7, 9, 10, 13
+FINISHED_ROUND, AUXTRACE, COMPRESSED, COMPRESSED2 = 68, 71, 81, 83
+_KEPT = frozenset((MMAP, LOST, COMM, EXIT, FORK, MMAP2, LOST_SAMPLES, FINISHED_ROUND))
+
+# sample_type bits
+_IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM, _RAW = (
+    1 << bit for bit in range(11)
+)
+_IDENTIFIER = 1 << 16
+
+# Feature sections, tools/perf/util/header.h; only those used.
+_TRACING_DATA, _CMDLINE, _EVENT_DESC, _NRCPUS = 1, 11, 12, 7
+_STRINGS = {3: "hostname", 4: "osrelease", 5: "version", 6: "arch"}
+_FEATURE_BITS = 256
+
+_CLOCKS = {0: "CLOCK_REALTIME", 1: "CLOCK_MONOTONIC", 4: "CLOCK_MONOTONIC_RAW", 7: "CLOCK_BOOTTIME"}
+_SOFTWARE = {0: "cpu-clock", 1: "task-clock", 2: "page-faults", 3: "context-switches"}
+_TYPE_SOFTWARE, _TYPE_TRACEPOINT = 1, 2
+
+_HEADER = 104  # bytes of struct perf_file_header
+_ATTR_MIN = 64  # PERF_ATTR_SIZE_VER0
+_SECTION_MAX = 64 << 20  # no header section comes near this
+_HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
+_PIECE = 4 << 20
+_FEW = 8
+_ALIKE = 0xFFFF_0000_FFFF_FFFF  # of a record's first word, type and size but not misc
 
 
 @dataclass(frozen=True)
@@ -25,27 +69,554 @@ class Event:
     name: str
     ids: tuple[int, ...]
     sample_type: int
+    read_format: int
     fields: Mapping[str, Field]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Whole records of a file, in file order. Its arrays are overwritten two pieces later."""
+
+    offset: int  # of words[0] in the file
+    words: NDArray[np.uint64]
+    samples: NDArray[np.int64]  # where in words the SAMPLE records begin
+    others: list[int]  # where the other records of a kind that is used begin
+    end: int  # offset in the file behind the last record
+
+
 def probe_fields(args: Sequence[tuple[str, str]]) -> dict[str, Field]:
-    """Return where the kernel puts a uprobe's arguments, given as (name, type), e.g. ("v", "u32")."""
-    raise NotImplementedError
+    """Return where a uprobe's arguments are, given as (name, type), e.g. ("v", "u32").
+
+    The kernel packs them behind the 8 bytes that all tracepoints begin with and the 8 of
+    __probe_ip (kernel/trace/trace_probe.c).
+    """
+    fields = {}
+    offset = 16
+    for name, kind in args:
+        match = re.fullmatch(r"([usx])(8|16|32|64)", kind)
+        if match is None:
+            raise PerfDataError(f"{kind} is not a type of a probe's argument (u32, x32, s64 ...).")
+        size = int(match[2]) // 8
+        fields[name] = Field(name, offset, size, match[1] == "s")
+        offset += size
+    return fields
 
 
 class PerfData:
-    """A perf.data file.
+    """A perf.data file: what its header says when it is opened, its records on `pieces()`.
 
-    `fallback` names the file's tracepoints and their fields, in the file's order, for a file
-    whose writer was killed: perf writes names and formats only at its end.
+    `events` are in the file's order. `info` has, where the file says them, hostname, osrelease,
+    version (perf's), arch, nrcpus, cmdline and clockid. `cut` is a warning where the file was not
+    written to its end; what is there of it is read all the same.
+
+    perf writes names and formats of tracepoints last, so a file whose writer was killed has none.
+    `fallback`, event name -> fields, then names the file's tracepoints, in the file's order.
+
+    Raises PerfDataError where the file is none, damaged, or of a kind that is refused.
     """
-
-    path: Path
-    events: list[Event]
-    info: dict[str, str]  # hostname, osrelease, version, arch, nrcpus, cmdline, clockid
-    cut: str | None  # a warning for the report: the file was cut short
 
     def __init__(
         self, path: str | Path, fallback: Mapping[str, Mapping[str, Field]] | None = None
     ) -> None:
-        raise NotImplementedError
+        self.path = Path(path)
+        self.events: list[Event] = []
+        self.info: dict[str, str] = {}
+        self.cut: str | None = None
+        try:
+            with self.path.open("rb") as file:
+                self._open(_Sections(self.path, file.fileno()), fallback or {})
+        except OSError as error:
+            raise PerfDataError(f"{self.path} cannot be read: {error.strerror}.") from error
+
+    def __enter__(self) -> PerfData:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass  # no file is held open between calls
+
+    def _open(self, sections: _Sections, fallback: Mapping[str, Mapping[str, Field]]) -> None:
+        header = sections.header()
+        _, attr_size, attrs_at, attrs_size, data_at, data_size = struct.unpack_from(
+            "<6Q", header, 8
+        )
+        # bytes 56 to 72 are the event types of old files
+        features = int.from_bytes(header[72:_HEADER], "little")
+        size = sections.size
+
+        attrs = self._attrs(sections, attr_size, attrs_at, attrs_size)
+        if data_at % 8 or not _HEADER <= data_at <= size:
+            raise PerfDataError(
+                f"{self.path}: its data should begin at byte {data_at}, but the file has {size} "
+                "bytes. It is damaged or was cut short before anything was recorded."
+            )
+        self.data_offset = data_at
+        self.data_size = min(data_size, size - data_at)
+        found: dict[int, _Cursor] = {}
+        if data_size == 0:
+            self.data_size = size - data_at
+            self.cut = (
+                f"{self.path} was not finished: perf was killed while it recorded, or its disk "
+                f"was full. All {self.data_size} bytes recorded till then are read."
+            )
+        elif data_size > size - data_at:
+            self.cut = (
+                f"{self.path} was cut short: of {data_size} bytes of data {self.data_size} are "
+                "there, and these are read."
+            )
+        else:
+            found, missing = sections.features(features, data_at + data_size)
+            if missing:
+                self.cut = (
+                    f"{self.path} was cut short: {missing} sections at its end are missing, but "
+                    "all its data are there."
+                )
+
+        for feature, key in _STRINGS.items():
+            if feature in found:
+                self.info[key] = found[feature].string()
+        if _NRCPUS in found:
+            self.info["nrcpus"] = str(found[_NRCPUS].u32())
+        if _CMDLINE in found:
+            cursor = found[_CMDLINE]
+            words = [cursor.string() for _ in range(cursor.count(4))]
+            self.info["cmdline"] = " ".join(words)
+        names = _event_names(found[_EVENT_DESC]) if _EVENT_DESC in found else []
+        formats = _tracing_formats(found[_TRACING_DATA]) if _TRACING_DATA in found else {}
+        self.info["clockid"] = attrs[0].clock
+        self.events = _events(attrs, names, formats, fallback)
+        self.sample_id_all = attrs[0].sample_id_all
+        self.layouts = [Layout(e.sample_type, e.read_format) for e in self.events]
+        self._check_layouts()
+
+    def _attrs(
+        self, sections: _Sections, attr_size: int, attrs_at: int, attrs_size: int
+    ) -> list[_Attr]:
+        if attr_size < _ATTR_MIN + 16 or attrs_size == 0 or attrs_size % attr_size:
+            raise PerfDataError(
+                f"{self.path}: {attrs_size} bytes of event attributes at byte {attrs_at} are not "
+                f"made of {attr_size} bytes each. The file is damaged."
+            )
+        table = sections.read(attrs_at, attrs_size, "the event attributes")
+        attrs = []
+        for at in range(0, attrs_size, attr_size):
+            ids_at, ids_size = struct.unpack_from("<2Q", table.data, at + attr_size - 16)
+            ids = sections.read(ids_at, ids_size, "an event's ids").data
+            count = len(ids) // 8
+            attrs.append(
+                _attr(table.data[at : at + attr_size - 16], struct.unpack_from(f"<{count}Q", ids))
+            )
+        return attrs
+
+    def _check_layouts(self) -> None:
+        """Where events differ, refuse a file whose samples do not say of which they are."""
+        if len({layout.id_at for layout in self.layouts}) > 1 or (
+            len(self.events) > 1 and self.layouts[0].id_at is None
+        ):
+            raise PerfDataError(
+                f"{self.path}: its {len(self.events)} events cannot be told apart, because their "
+                "samples do not carry an id at the same place. The file is damaged."
+            )
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield all records, some MiB at a time; the next piece is read meanwhile.
+
+        Raises PerfDataError at a record that cannot be one. In a file that is cut the records
+        end there.
+        """
+        buffers = [np.empty((_HEAD + _PIECE) // 8, np.uint64) for _ in range(2)]
+        bytes_ = [buffer.data.cast("B") for buffer in buffers]
+        with self.path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as ahead:
+            file.seek(self.data_offset)
+            left = self.data_size
+            coming = ahead.submit(_fill, file, bytes_[0][_HEAD : _HEAD + min(left, _PIECE)])
+            offset = self.data_offset  # of the next record
+            rest = 0  # bytes of it already read
+            turn = 0
+            while left:
+                got = coming.result()
+                last = got < min(left, _PIECE) or got == left
+                left -= got
+                now, then = turn % 2, (turn + 1) % 2
+                if not last:
+                    coming = ahead.submit(
+                        _fill, file, bytes_[then][_HEAD : _HEAD + min(left, _PIECE)]
+                    )
+                words = buffers[now][(_HEAD - rest) // 8 : (_HEAD + got) // 8]
+                piece, sane = _walk(self.path, offset, words)
+                rest += got - (piece.end - offset)
+                offset = piece.end
+                yield piece
+                if not sane or last:
+                    break
+                bytes_[then][_HEAD - rest : _HEAD] = bytes_[now][_HEAD + got - rest : _HEAD + got]
+                turn += 1
+        if (rest or left) and self.cut is None:
+            raise PerfDataError(
+                f"{self.path}: what stands at byte {offset} is not a whole record, and "
+                f"{self.data_offset + self.data_size - offset} bytes of data should follow. The "
+                "file is damaged."
+            )
+
+    def trailer(self, piece: Piece, at: int) -> tuple[int | None, int | None]:
+        """Return time and CPU that end a record other than a sample, None where it has none."""
+        words = piece.words
+        end = at + (int(words[at]) >> 51)
+        layout = self.layouts[0]
+        if not self.sample_id_all:
+            return None, None
+        time, cpu = layout.trailer_time, layout.trailer_cpu
+        return (
+            int(words[end - time]) if time and end - time > at else None,
+            int(words[end - cpu]) & 0xFFFF_FFFF if cpu and end - cpu > at else None,
+        )
+
+
+class Layout:
+    """Where the fields of an event's samples are, in words of 8 bytes from the record's first.
+
+    None stands for a field that the samples do not have. `fixed` is where the fields of a
+    constant size end; `raw` follows there, or behind fields that vary.
+    """
+
+    def __init__(self, sample_type: int, read_format: int) -> None:
+        at = 1
+        places: dict[int, int] = {}
+        for bit in (_IDENTIFIER, _IP, _TID, _TIME, _ADDR, _ID, _STREAM, _CPU, _PERIOD):
+            if sample_type & bit:
+                places[bit] = at
+                at += 1
+        self.id_at = places.get(_IDENTIFIER, places.get(_ID))
+        self.tid_at = places.get(_TID)
+        self.time_at = places.get(_TIME)
+        self.cpu_at = places.get(_CPU)
+        self.fixed = at
+        self.has_raw = bool(sample_type & _RAW)
+        self._sizes = _variable(sample_type, read_format)
+        # The trailer of other records has some of the same fields, counted from its end.
+        behind = 1
+        self.trailer_time = self.trailer_cpu = 0
+        for bit in (_IDENTIFIER, _CPU, _STREAM, _ID, _TIME):
+            if sample_type & bit:
+                if bit == _CPU:
+                    self.trailer_cpu = behind
+                if bit == _TIME:
+                    self.trailer_time = behind
+                behind += 1
+
+    def raw_at(
+        self, words: NDArray[np.uint64], samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """Return where in `words` the raw data begin, and which samples are too short for it.
+
+        None for the latter says that nothing varies: all are `fixed` words behind the start.
+        """
+        at = samples + self.fixed
+        if not self._sizes:
+            return at, None
+        end = samples + (words[samples] >> np.uint64(51)).astype(np.int64)
+        bad = np.zeros(len(at), np.bool_)
+        for words_before, words_each in self._sizes:
+            bad |= at >= end
+            at[bad] = samples[bad]
+            count = np.zeros(len(at), np.uint64)
+            if words_each:
+                count = words[at]
+                bad |= count > np.uint64(0xFFFF)
+                count[bad] = 0
+            at += words_before + words_each * count.astype(np.int64)
+        bad |= at >= end
+        at[bad] = samples[bad]
+        return at, bad
+
+
+def _variable(sample_type: int, read_format: int) -> list[tuple[int, int]]:
+    """Return for each field between the fixed ones and raw its words and those of each entry."""
+    sizes = []
+    if sample_type & _READ:
+        enabled, running, with_id, group, lost = (read_format >> bit & 1 for bit in range(5))
+        each = 1 + with_id + lost
+        sizes.append((1 + enabled + running, each) if group else (each + enabled + running, 0))
+    if sample_type & _CALLCHAIN:
+        sizes.append((1, 1))
+    return sizes
+
+
+def _fill(file: FileIO, buffer: memoryview) -> int:
+    """Read until `buffer` is full or the file ends; return how much."""
+    got = 0
+    while got < len(buffer):
+        more = file.readinto(buffer[got:])
+        if not more:
+            break
+        got += more
+    return got
+
+
+def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bool]:
+    """Find the records in `words`, up to the last whole one; False: then comes none.
+
+    Most samples have the size of the one before. So after a few that are alike, the first words
+    of all that would follow at the same distance are compared at once: each that is alike proves
+    where the next one begins.
+    """
+    limit = len(words)
+    view = words.data
+    samples = np.empty(limit // 2 + 1, np.int64)
+    place = samples.data
+    count = at = same = alike = 0
+    others = []
+    sane = True
+    while at < limit:
+        head = view[at]
+        step = head >> 51
+        kind = head & 0xFFFF_FFFF
+        if head >> 48 & 7 or step < (2 if kind == SAMPLE else 1):
+            sane = False
+            break
+        if at + step > limit:
+            break
+        if kind == SAMPLE:
+            alike = alike + 1 if head & _ALIKE == same else 0
+            same = head & _ALIKE
+            if alike < _FEW:
+                place[count] = at
+                run = 1
+            else:
+                run = _run(words, at, step, same)
+                samples[count : count + run] = np.arange(at, at + run * step, step)
+                alike = 0
+            count += run
+            at += run * step
+            continue
+        if kind in _KEPT:
+            others.append(at)
+        elif kind in (COMPRESSED, COMPRESSED2):
+            raise PerfDataError(
+                f"{path} was recorded with perf record -z. Expand it where perf is, with "
+                f"'perf inject -i {path.name} -o plain.data', and give that file."
+            )
+        elif kind == AUXTRACE:
+            raise PerfDataError(
+                f"{path} holds a hardware trace (AUXTRACE at byte {offset + 8 * at}), which is "
+                "not read here. Record the wait events without it."
+            )
+        at += step
+    return Piece(offset, words, samples[:count], others, offset + 8 * at), sane
+
+
+def _run(words: NDArray[np.uint64], at: int, step: int, head: int) -> int:
+    """Return how many whole records, one each `step` words from `at` on, begin like the first."""
+    firsts = words[at : len(words) - step + 1 : step]
+    mask, want = np.uint64(_ALIKE), np.uint64(head)
+    done, block = 0, 512
+    while done < len(firsts):
+        differ = (firsts[done : done + block] & mask) != want
+        first = int(differ.argmax())
+        if differ[first]:
+            return done + first
+        done += len(differ)
+        block *= 4
+    return done
+
+
+class _Cursor:
+    """Read numbers and strings out of a header section, never behind its end."""
+
+    def __init__(self, path: Path, offset: int, what: str, data: bytes) -> None:
+        self.data = data
+        self._where = path, offset, what
+        self._at = 0
+
+    def bytes(self, size: int) -> bytes:
+        if size > len(self.data) - self._at:
+            path, offset, what = self._where
+            raise PerfDataError(
+                f"{path}: {what} at byte {offset} wants {size} bytes at {self._at} but has "
+                f"{len(self.data)} in all. The file is damaged."
+            )
+        self._at += size
+        return self.data[self._at - size : self._at]
+
+    def u32(self) -> int:
+        return int.from_bytes(self.bytes(4), "little")
+
+    def u64(self) -> int:
+        return int.from_bytes(self.bytes(8), "little")
+
+    def count(self, each: int) -> int:
+        """Return a 32-bit count of things that have at least `each` bytes."""
+        count = self.u32()
+        if count * each > len(self.data) - self._at:
+            self.bytes(count * each)
+        return count
+
+    def string(self) -> str:
+        """Return a string that its length stands before."""
+        return self.bytes(self.u32()).split(b"\0")[0].decode(errors="replace")
+
+    def cstring(self) -> str:
+        end = self.data.find(b"\0", self._at)
+        if end < 0:
+            end = len(self.data)
+        return self.bytes(end + 1 - self._at)[:-1].decode(errors="replace")
+
+
+class _Sections:
+    """The parts of an open file that are found through its header."""
+
+    def __init__(self, path: Path, file: int) -> None:
+        self.path = path
+        self.file = file
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise PerfDataError(f"{path} is not a regular file; write it to one first.")
+        self.size = state.st_size
+
+    def header(self) -> bytes:
+        path, size = self.path, self.size
+        if size == 0:
+            raise PerfDataError(f"{path} is empty: perf was killed before it wrote anything.")
+        header = _pread(self.file, 0, _HEADER)
+        if header[:8] == b"2ELIFREP":
+            raise PerfDataError(
+                f"{path} was recorded on a big-endian machine, which is not read here. Use perf "
+                "script there, and give its output."
+            )
+        if header[:8] != b"PERFILE2":
+            raise PerfDataError(f"{path} is not a perf.data file: it does not begin with PERFILE2.")
+        if len(header) >= 16 and header[8:16] == struct.pack("<Q", 16):
+            raise PerfDataError(
+                f"{path} was written by perf to a pipe (perf record -o -). Make a file of it with "
+                f"'perf inject -i {path.name} -o file.data', or record with -o FILE."
+            )
+        if len(header) < _HEADER or header[8:16] != struct.pack("<Q", _HEADER):
+            raise PerfDataError(
+                f"{path}: the header of a perf.data file has {_HEADER} bytes; this file has {size} "
+                f"and its header says {int.from_bytes(header[8:16], 'little')}. It is damaged or "
+                "was cut short before anything was recorded."
+            )
+        return header
+
+    def read(self, offset: int, size: int, what: str) -> _Cursor:
+        if offset + size > self.size or size > _SECTION_MAX:
+            raise PerfDataError(
+                f"{self.path}: {what} should be {size} bytes at byte {offset}, but the file has "
+                f"{self.size} bytes. It is damaged or was cut short."
+            )
+        return _Cursor(self.path, offset, what, _pread(self.file, offset, size))
+
+    def features(self, bits: int, table_at: int) -> tuple[dict[int, _Cursor], int]:
+        """Return the sections that are used, and how many of all the file was cut before.
+
+        The table behind the data has offset and size of each section whose bit is set.
+        """
+        found: dict[int, _Cursor] = {}
+        missing = 0
+        used = {_TRACING_DATA, _CMDLINE, _EVENT_DESC, _NRCPUS, *_STRINGS}
+        present = [bit for bit in range(_FEATURE_BITS) if bits >> bit & 1]
+        for number, bit in enumerate(present):
+            entry = _pread(self.file, table_at + 16 * number, 16)
+            if len(entry) < 16:
+                return found, missing + len(present) - number
+            offset, size = struct.unpack("<2Q", entry)
+            if offset + size > self.size:
+                missing += 1
+            elif bit in used:
+                found[bit] = self.read(offset, size, f"header section {bit}")
+        return found, missing
+
+
+def _pread(file: int, offset: int, size: int) -> bytes:
+    os.lseek(file, offset, os.SEEK_SET)
+    parts = []
+    while size and (part := os.read(file, size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class _Attr:
+    """What is used of a struct perf_event_attr, and the event's ids."""
+
+    type: int
+    config: int
+    sample_type: int
+    read_format: int
+    sample_id_all: bool
+    clock: str
+    ids: tuple[int, ...]
+
+
+def _attr(data: bytes, ids: tuple[int, ...]) -> _Attr:
+    kind, _, config, _, sample_type, read_format, flags = struct.unpack_from("<2I5Q", data)
+    clock = "perf"
+    if flags >> 25 & 1 and len(data) >= 96:
+        number = int.from_bytes(data[92:96], "little", signed=True)
+        clock = _CLOCKS.get(number, f"clock {number}")
+    return _Attr(kind, config, sample_type, read_format, bool(flags >> 18 & 1), clock, ids)
+
+
+def _event_names(cursor: _Cursor) -> list[str]:
+    count, attr_size = cursor.u32(), cursor.u32()
+    names = []
+    for _ in range(count):
+        cursor.bytes(attr_size)
+        ids = cursor.u32()
+        names.append(cursor.string())
+        cursor.bytes(8 * ids)
+    return names
+
+
+def _tracing_formats(cursor: _Cursor) -> dict[int, tuple[str, dict[str, Field]]]:
+    """Return name and fields of the tracepoints by id, from the layout of trace.dat version 0.6."""
+    cursor.bytes(10)  # \x17\x08\x44 "tracing"
+    cursor.cstring()  # version
+    cursor.bytes(1 + 1 + 4)  # endianness, size of a long, size of a page
+    for _ in ("header_page", "header_event"):
+        cursor.cstring()
+        cursor.bytes(cursor.u64())
+    for _ in range(cursor.count(8)):
+        cursor.bytes(cursor.u64())  # ftrace's own events
+    formats = {}
+    for _ in range(cursor.count(5)):
+        system = cursor.cstring()
+        for _ in range(cursor.count(8)):
+            text = cursor.bytes(cursor.u64()).decode(errors="replace")
+            name = re.search(r"^name: (\S+)$", text, re.MULTILINE)
+            number = re.search(r"^ID: (\d{1,19})$", text, re.MULTILINE)
+            if name and number:
+                formats[int(number[1])] = (f"{system}:{name[1]}", _format_fields(text))
+    return formats
+
+
+def _format_fields(text: str) -> dict[str, Field]:
+    """Return the fields of a tracepoint's format file, but not those that are arrays."""
+    lines = re.finditer(
+        r"^\tfield:[^;]*?(\w+);\toffset:(\d{1,5});\tsize:(\d{1,5});\tsigned:([01]);$",
+        text,
+        re.MULTILINE,
+    )
+    return {m[1]: Field(m[1], int(m[2]), int(m[3]), m[4] == "1") for m in lines}
+
+
+def _events(
+    attrs: Sequence[_Attr],
+    names: Sequence[str],
+    formats: Mapping[int, tuple[str, dict[str, Field]]],
+    fallback: Mapping[str, Mapping[str, Field]],
+) -> list[Event]:
+    """Name the events: tracepoints by their format, others as perf was asked for them."""
+    spare = iter(fallback.items())
+    events = []
+    for index, attr in enumerate(attrs):
+        fields: Mapping[str, Field] = {}
+        if index < len(names):
+            name = names[index]
+        else:
+            name = _SOFTWARE.get(attr.config, "") if attr.type == _TYPE_SOFTWARE else ""
+        if attr.type == _TYPE_TRACEPOINT:
+            name, fields = formats.get(attr.config) or next(spare, (name, fields))
+        name = name or f"event {index}"
+        events.append(Event(index, name, attr.ids, attr.sample_type, attr.read_format, fields))
+    return events
