@@ -186,7 +186,7 @@ function read_tables(   n, list, part, i, cmd, at, word, low, t, start, kind) {
                 else
                     kind = 0
             }
-            if (fixed && word == 0 && is_code(low))
+            if (word == 0 && is_code(low))
                 jumped_to[sprintf("%x", low)] = 1
             low = word
             at += 4
@@ -214,7 +214,7 @@ function table_targets(address,   i, t, insn) {
         }
         if (t != "" && t in entries)
             return entries[t]
-        address = (address in came_from) ? came_from[address] : ""
+        address = (address in preceding) ? preceding[address] : ""
     }
     return ""
 }

@@ -1,0 +1,451 @@
+"""Stores through a global pointer, found by data flow over whole functions: what sites.awk must find.
+
+The awk walks forward from each reference over objdump's text. This one takes functions from
+.eh_frame, their instructions and the registers they change from capstone, and solves what each
+register and stack slot holds at every instruction, joining over all ways to it. So it also tells
+where the ways disagree, which a walk along single paths cannot see.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import capstone
+from capstone import x86_const as x86
+
+State = dict[object, str]
+
+CALL_SAVED = {"rbx", "rbp", "rsp", "r12", "r13", "r14", "r15"}
+
+
+@dataclass
+class Section:
+    """One section of an ELF file."""
+
+    name: str
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+
+
+class Elf:
+    """As much of a 64-bit little-endian ELF file as is needed here."""
+
+    def __init__(self, path: Path) -> None:
+        self.data = path.read_bytes()
+        self.fixed = struct.unpack_from("<H", self.data, 16)[0] == 2
+        at, count, names = (
+            struct.unpack_from("<Q", self.data, 40)[0],
+            *struct.unpack_from("<HH", self.data, 60),
+        )
+        raw = [struct.unpack_from("<IIQQQQIIQQ", self.data, at + 64 * i) for i in range(count)]
+        base = raw[names][4]
+        self.sections = [
+            Section(self._text(base + r[0]), r[1], r[2], r[3], r[4], r[5], r[6]) for r in raw
+        ]
+        head, heads = (
+            struct.unpack_from("<Q", self.data, 32)[0],
+            struct.unpack_from("<H", self.data, 56)[0],
+        )
+        self.loads = []
+        for i in range(heads):
+            kind, _, offset, address, _, size = struct.unpack_from(
+                "<IIQQQQ", self.data, head + 56 * i
+            )
+            if kind == 1:
+                self.loads.append((address, offset, size))
+
+    def _text(self, at: int) -> str:
+        return self.data[at : self.data.index(b"\0", at)].decode()
+
+    def section(self, name: str) -> Section | None:
+        """Return the section of this name."""
+        return next((s for s in self.sections if s.name == name), None)
+
+    def contents(self, s: Section) -> bytes:
+        """Return a section's bytes."""
+        return self.data[s.offset : s.offset + s.size]
+
+    def offset(self, address: int) -> int:
+        """Return where in the file an address is loaded from."""
+        for start, offset, size in self.loads:
+            if start <= address < start + size:
+                return address - start + offset
+        raise ValueError(hex(address))
+
+    def bytes_at(self, address: int, size: int) -> bytes:
+        """Return what is loaded at an address."""
+        at = self.offset(address)
+        return self.data[at : at + size]
+
+    def symbol(self, name: str) -> int:
+        """Return the address of a data symbol."""
+        for table in self.sections:
+            if table.kind not in (2, 11):
+                continue
+            strings = self.sections[table.link]
+            for at in range(table.offset, table.offset + table.size, 24):
+                label, info, _, part, value, _ = struct.unpack_from("<IBBHQQ", self.data, at)
+                if info & 15 == 1 and part and self._text(strings.offset + label) == name:
+                    return int(value)
+        raise KeyError(name)
+
+    def got_entries(self, address: int) -> set[int]:
+        """Return where the global offset table holds an address."""
+        found = set()
+        for s in self.sections:
+            if s.name.startswith(".got"):
+                words = struct.unpack(f"<{s.size // 8}Q", self.contents(s)[: s.size // 8 * 8])
+                found |= {s.address + 8 * i for i, word in enumerate(words) if word == address}
+        for s in self.sections:
+            if s.kind == 4:
+                for at in range(s.offset, s.offset + s.size, 24):
+                    where, info, addend = struct.unpack_from("<QQq", self.data, at)
+                    if info & 0xFFFFFFFF == 8 and addend == address and self.in_got(where):
+                        found.add(where)
+        return found
+
+    def in_got(self, address: int) -> bool:
+        """Tell whether an address lies in the global offset table."""
+        return any(
+            s.name.startswith(".got") and s.address <= address < s.address + s.size
+            for s in self.sections
+        )
+
+    def relocated(self) -> set[int]:
+        """Return all addresses that relocations put into data."""
+        found = set()
+        for s in self.sections:
+            if s.kind == 4:
+                for at in range(s.offset, s.offset + s.size, 24):
+                    _, info, addend = struct.unpack_from("<QQq", self.data, at)
+                    if info & 0xFFFFFFFF == 8:
+                        found.add(addend)
+        return found
+
+    def functions(self) -> list[tuple[int, int]]:
+        """Return first address and end of each function or part of one, from .eh_frame."""
+        s = self.section(".eh_frame")
+        assert s is not None
+        found, encodings, at, end = [], {}, s.offset, s.offset + s.size
+        while at < end:
+            length = struct.unpack_from("<I", self.data, at)[0]
+            if length == 0:
+                at += 4
+                continue
+            body, identity = at + 4, struct.unpack_from("<I", self.data, at + 4)[0]
+            if identity == 0:
+                augmentation = self._text(body + 5)
+                p = body + 5 + len(augmentation) + 1
+                for _ in range(3):  # code alignment, data alignment, return register
+                    while self.data[p] & 128:
+                        p += 1
+                    p += 1
+                p += 1  # length of what follows
+                encodings[at] = 0
+                for letter in augmentation[1:]:
+                    if letter == "R":
+                        encodings[at] = self.data[p]
+                        p += 1
+                    elif letter == "P":
+                        p += 1 + (8 if self.data[p] & 15 in (0, 4, 12) else 4)
+                    elif letter == "L":
+                        p += 1
+            else:
+                code = encodings[body - identity]
+                form = {0: "<qq", 4: "<qq", 12: "<qq", 3: "<iI", 11: "<iI"}[code & 15]
+                start, size = struct.unpack_from(form, self.data, body + 4)
+                if code & 0x70 == 0x10:
+                    start += s.address + body + 4 - s.offset
+                found.append((start, start + size))
+            at = body + length
+        return sorted(found)
+
+
+def full(name: str) -> str:
+    """Return the 64-bit register that a register is part of."""
+    if name[:1] == "r" and name[1:2].isdigit():
+        return name.rstrip("dwb")
+    stem = name[1:] if len(name) == 3 and name[0] in "re" else name
+    if len(stem) == 2 and stem[0] in "abcd" and stem[1] in "lhx":
+        return f"r{stem[0]}x"
+    return f"r{stem[:2]}" if stem[:2] in ("si", "di", "bp", "sp") else name
+
+
+class Oracle:
+    """The stores through the pointer that a global of an executable holds.
+
+    Attributes
+    ----------
+    stores : address of each store -> "0x..." or "%register", as in sites.tsv
+    doubtful : addresses of stores through what holds the pointer on some of the ways only
+    references : addresses of all instructions that name the variable or its GOT entry
+    """
+
+    def __init__(self, path: Path, symbol: str) -> None:
+        self.elf = Elf(path)
+        self.disassembler = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+        self.disassembler.detail = True
+        self.variable = self.elf.symbol(symbol)
+        self.slots = self.elf.got_entries(self.variable)
+        self.functions = self.elf.functions()
+        self.starts = [start for start, _ in self.functions]
+        self.cache: dict[int, dict[int, capstone.CsInsn]] = {}
+        self.targets = self.elf.relocated()
+        self.references: set[int] = set()
+        self._sweep()
+        self.stores: dict[int, str] = {}
+        self.doubtful: set[int] = set()
+        self._solve()
+
+    def _sweep(self) -> None:
+        """Note direct jump targets and references in all code."""
+        lite = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+        wanted = {self.variable} | self.slots
+        words = [hex(address) for address in wanted]
+        for start, end in self.functions:
+            for at, size, name, operands in lite.disasm_lite(
+                self.elf.bytes_at(start, end - start), start
+            ):
+                if name[0] in "jl" and operands.startswith("0x") or name == "bnd jmp":
+                    self.targets.add(int(operands, 16))
+                elif "[rip" in operands:
+                    distance = operands.partition("[rip")[2].partition("]")[0].replace(" ", "")
+                    if at + size + int(distance or "0", 16) in wanted:
+                        self.references.add(at)
+                elif self.elf.fixed and any(word in operands for word in words):
+                    self.references.add(at)
+
+    def function_of(self, address: int) -> int:
+        """Return the index in `functions` of the one that an address lies in, or -1."""
+        i = bisect.bisect_right(self.starts, address) - 1
+        return i if i >= 0 and address < self.functions[i][1] else -1
+
+    def code(self, index: int) -> dict[int, capstone.CsInsn]:
+        """Return a function's instructions by address."""
+        if index not in self.cache:
+            start, end = self.functions[index]
+            self.cache[index] = {
+                insn.address: insn
+                for insn in self.disassembler.disasm(self.elf.bytes_at(start, end - start), start)
+            }
+        return self.cache[index]
+
+    def table(self, index: int) -> list[int]:
+        """Return what a function's jump tables point to, as far as it lies in that function."""
+        found = []
+        for insn in self.code(index).values():
+            for op in insn.operands:
+                if op.type != x86.X86_OP_MEM:
+                    continue
+                if insn.id == x86.X86_INS_LEA and op.mem.base == x86.X86_REG_RIP:
+                    base = insn.address + insn.size + op.mem.disp
+                    found += self._entries(base, index, "<i", base)
+                elif insn.group(x86.X86_GRP_JUMP) and op.mem.scale == 8 and not op.mem.base:
+                    found += self._entries(op.mem.disp, index, "<Q", 0)
+        return found
+
+    def _entries(self, at: int, index: int, form: str, base: int) -> list[int]:
+        found = []
+        size = struct.calcsize(form)
+        while True:
+            try:
+                target = base + struct.unpack(form, self.elf.bytes_at(at, size))[0]
+            except (ValueError, struct.error):
+                return found
+            if self.function_of(target) != index or target not in self.code(index):
+                return found
+            found.append(target)
+            at += size
+
+    def _solve(self) -> None:
+        """Find what holds the pointer before each instruction, and so the stores through it."""
+        before: dict[int, State] = {}
+        work: list[int] = []
+
+        def reach(address: int, state: State) -> None:
+            old = before.get(address)
+            new = dict(state) if old is None else join(old, state)
+            if new != old:
+                before[address] = new
+                work.append(address)
+
+        for index in {self.function_of(address) for address in self.references}:
+            reach(self.functions[index][0], {"stack": "0"})
+        while work:
+            address = work.pop()
+            index = self.function_of(address)
+            insn = self.code(index).get(address) if index >= 0 else None
+            if insn is None:
+                continue
+            state = before[address]
+            after = self._after(insn, dict(state))
+            if insn.group(x86.X86_GRP_RET) or insn.id in (x86.X86_INS_UD2, x86.X86_INS_HLT):
+                continue
+            if insn.group(x86.X86_GRP_JUMP):
+                if insn.operands[0].type == x86.X86_OP_IMM:
+                    reach(insn.operands[0].imm, after)
+                else:
+                    for target in self.table(index):
+                        reach(target, after)
+                if insn.id == x86.X86_INS_JMP:
+                    continue
+            if address + insn.size < self.functions[index][1]:
+                reach(address + insn.size, after)
+        for address, state in before.items():
+            insn = self.code(self.function_of(address)).get(address)
+            if insn is not None:
+                self._note_store(insn, state)
+
+    def _names(self, insn: capstone.CsInsn, op: capstone.x86.X86Op) -> str:
+        """Return "A" for an operand that is the variable, "G" for its GOT entry, else ""."""
+        if op.type == x86.X86_OP_IMM and self.elf.fixed:
+            address = op.imm
+        elif op.type == x86.X86_OP_MEM and op.mem.base == x86.X86_REG_RIP:
+            address = insn.address + insn.size + op.mem.disp
+        elif op.type == x86.X86_OP_MEM and not op.mem.base and not op.mem.index:
+            address = op.mem.disp
+        else:
+            return ""
+        return "A" if address == self.variable else "G" if address in self.slots else ""
+
+    def _place(self, insn: capstone.CsInsn, op: capstone.x86.X86Op, state: State) -> object:
+        """Return the key in a state of a register or a stack slot; None for other operands."""
+        if op.type == x86.X86_OP_REG:
+            return full(insn.reg_name(op.reg))
+        if op.type == x86.X86_OP_MEM and not op.mem.index:
+            if op.mem.base == x86.X86_REG_RBP:
+                return ("rbp", op.mem.disp)
+            if op.mem.base == x86.X86_REG_RSP and state["stack"] != "?":
+                return ("rsp", op.mem.disp + int(state["stack"]))
+        return None
+
+    def _value(self, insn: capstone.CsInsn, op: capstone.x86.X86Op, state: State) -> str:
+        """Return what an operand of 8 bytes holds."""
+        named = self._names(insn, op)
+        if named:
+            if op.type == x86.X86_OP_IMM:
+                return "A" if named == "A" else ""
+            return "P" if named == "A" else "A"
+        if op.type == x86.X86_OP_MEM and not op.mem.index and not op.mem.disp:
+            held = state.get(full(insn.reg_name(op.mem.base) or ""), "")
+            if held == "A":
+                return "P"
+        return state.get(self._place(insn, op, state), "") if op.size == 8 else ""
+
+    def _after(self, insn: capstone.CsInsn, state: State) -> State:
+        """Return the state behind an instruction."""
+        ops = insn.operands
+        value = ""
+        if insn.id in (x86.X86_INS_MOV, x86.X86_INS_MOVABS) and ops[0].size == 8:
+            value = self._value(insn, ops[1], state)
+        elif insn.id == x86.X86_INS_LEA and self._names(insn, ops[1]) == "A":
+            value = "A"
+        stack = state["stack"]
+        if insn.group(x86.X86_GRP_CALL):
+            kept = CALL_SAVED | {"stack"}
+            return {k: v for k, v in state.items() if isinstance(k, tuple) or k in kept}
+        target = self._place(insn, ops[0], state) if ops else None
+        written = {full(insn.reg_name(r)) for r in insn.regs_access()[1]}
+        if isinstance(target, tuple) and ops[0].access & capstone.CS_AC_WRITE:
+            state.pop(target, None)
+        for name in written:
+            state.pop(name, None)
+            if name == "rbp":
+                state = {k: v for k, v in state.items() if k[0] != "rbp"}
+        if "rsp" in written:
+            moved = stack_moved(insn)
+            if moved is None or stack == "?":
+                state = {k: v for k, v in state.items() if k[0] != "rsp"}
+                state["stack"] = "?"
+            else:
+                state["stack"] = str(int(stack) + moved)
+        if value and target is not None and target != "rsp":
+            state[target] = value
+        return state
+
+    def _note_store(self, insn: capstone.CsInsn, state: State) -> None:
+        """Note a 4-byte store through the pointer."""
+        ops = insn.operands
+        if len(ops) != 2 or ops[0].type != x86.X86_OP_MEM or ops[0].size != 4:
+            return
+        if insn.id not in (x86.X86_INS_MOV, x86.X86_INS_AND) or ops[0].mem.index or ops[0].mem.disp:
+            return
+        held = state.get(full(insn.reg_name(ops[0].mem.base) or ""), "")
+        if held == "?":
+            self.doubtful.add(insn.address)
+        if held != "P":
+            return
+        if ops[1].type == x86.X86_OP_IMM:
+            self.stores[insn.address] = hex(ops[1].imm & 0xFFFFFFFF)
+        else:
+            name = full(insn.reg_name(ops[1].reg))
+            self.stores[insn.address] = "%" + (name if name[1].isdigit() else name[1:])
+
+    def anchor(self, store: int) -> tuple[int, str]:
+        """Return the address and the kind of the instruction that a store's probe belongs on."""
+        index = self.function_of(store)
+        code, tables = self.code(index), set(self.table(index))
+        value = self.stores[store]
+        address = store + code[store].size
+        second = (store, "store")
+        while address in code:
+            insn = code[address]
+            if address in self.targets or address in tables or address in self.stores:
+                break
+            kind = emulated(insn.bytes)
+            if kind == "long nop":
+                second = (address, "nop") if second[1] == "store" else second
+            elif kind:
+                return address, kind
+            groups = (x86.X86_GRP_CALL, x86.X86_GRP_JUMP, x86.X86_GRP_RET, x86.X86_GRP_INT)
+            if any(insn.group(g) for g in groups) or insn.prefix[0] == x86.X86_PREFIX_LOCK:
+                break
+            written = {full(insn.reg_name(r)) for r in insn.regs_access()[1]}
+            if value[0] == "%" and {"r" + value[1:].lstrip("r"), value[1:]} & written:
+                break
+            address += insn.size
+        return second
+
+
+def emulated(code: bytes) -> str:
+    """Return the kind of an instruction that the kernel emulates, by arch/x86/kernel/uprobes.c."""
+    first, size = code[0], len(code)
+    if first == 0xE8 and size == 5:
+        return "call"
+    if (first, size) in ((0xEB, 2), (0xE9, 5)):
+        return "jmp"
+    if first >> 4 == 7 and size == 2 or first == 0x0F and code[1] >> 4 == 8 and size == 6:
+        return "jcc"
+    if 0x50 <= first < 0x58 and size == 1 or first == 0x41 and 0x50 <= code[1] < 0x58:
+        return "push"
+    if code == b"\x90":
+        return "nop"
+    # Not the ones of 5 and 10 bytes, which newer kernels replace by a call.
+    nops = "6690 0f1f00 0f1f4000 660f1f440000 0f1f8000000000 0f1f840000000000 660f1f840000000000"
+    return "long nop" if code.hex() in nops.split() else ""
+
+
+def stack_moved(insn: capstone.CsInsn) -> int | None:
+    """Return by how much an instruction moves the stack pointer, None where that depends."""
+    ops = insn.operands
+    if insn.id == x86.X86_INS_PUSH:
+        return -8
+    if insn.id == x86.X86_INS_POP:
+        return 8
+    if insn.id in (x86.X86_INS_ADD, x86.X86_INS_SUB) and ops[1].type == x86.X86_OP_IMM:
+        return int(ops[1].imm) * (1 if insn.id == x86.X86_INS_ADD else -1)
+    if insn.id == x86.X86_INS_LEA and ops[1].mem.base == x86.X86_REG_RSP and not ops[1].mem.index:
+        return int(ops[1].mem.disp)
+    return None
+
+
+def join(a: State, b: State) -> State:
+    """Return what is known where two ways meet: "?" where they differ."""
+    return {k: a[k] if a.get(k) == b.get(k) else "?" for k in a.keys() | b.keys()}
