@@ -8,7 +8,7 @@ class WaitfoldError(Exception):
     """Something could not be done; the command line prints the message and exits with 1."""
 
 
-class Misuse(WaitfoldError):
+class Misuse(WaitfoldError):  # noqa: N818
     """The command was called wrongly; the command line exits with 2."""
 
 

@@ -137,7 +137,7 @@ def _ordered(
                 progress(sum(s.done for s in sources), size)
         complete = min((s.complete for s in going), default=_EVER)
         full = rows >= _HELD_MAX
-        if not rows or going and not full and (rows < _BATCH or complete <= floor):
+        if not rows or (going and not full and (rows < _BATCH or complete <= floor)):
             continue
         batch = _sorted(_joined(held))
         early = int(np.searchsorted(batch.time_ns, floor, "left"))
@@ -260,7 +260,8 @@ class _Source:
         """
         self._stream.lost += max(self._lost, self._lost_samples)
         if self._lost_samples > self._lost:
-            self._stream.gaps.append((max(self._rounds[0], 0), _EVER))
+            last = self._last_by_cpu[self._last_by_cpu > self._rounds[0]]
+            self._stream.gaps.append((int(min(last, default=max(self._rounds[0], 0))), _EVER))
 
     def _samples(
         self, piece: Piece
@@ -279,7 +280,7 @@ class _Source:
         cpus = [
             piece.words[at + wanted.layout.cpu_at].astype(np.uint16)
             for wanted, at in parts
-            if wanted.layout.cpu_at is not None
+            if wanted.layout.cpu_at
         ]
         if len(parts) == 1:
             return parts[0][1], decoded[0], cpus[0] if cpus else None
@@ -290,8 +291,7 @@ class _Source:
 
     def _event_of(self, piece: Piece, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index of each sample's event."""
-        id_at = self.data.layouts[0].id_at
-        assert id_at is not None  # PerfData refuses files with several events and no ids
+        id_at = self.data.layouts[0].id_at  # the same for all events, as PerfData sees to
         self._long_enough(piece, at, id_at + 1)
         ids = piece.words[at + id_at]
         place = np.searchsorted(self._ids, ids)
@@ -328,22 +328,18 @@ class _Source:
         self, piece: Piece, at: NDArray[np.int64], layout: Layout, field: Field
     ) -> NDArray[np.uint32]:
         """Return a field of the samples' raw data: behind their size, a 32-bit word."""
-        raw, bad = layout.raw_at(piece.words, at)
-        if bad is not None and bad.any():
-            raise self._damaged(piece, at, bad, "has fields that it has no room for")
+        need = field.offset + field.size
+        self._long_enough(piece, at, layout.fixed + (4 + need + 7) // 8)
+        raw, end = layout.raw_at(piece.words, at)
         halves = piece.words.view(np.uint32)
-        size = halves[2 * raw]
-        if bad is None:
-            self._long_enough(piece, at, layout.fixed + (4 + field.offset + field.size + 7) // 8)
-            bad = size < field.offset + field.size
-        else:
-            end = at + (piece.words[at] >> np.uint64(51)).astype(np.int64)
-            bad = size < field.offset + field.size
-            bad |= 8 * raw + 4 + field.offset + field.size > 8 * end
+        bad = halves[2 * raw] < need
+        if end is not None:
+            bad |= 8 * raw + 4 + need > 8 * end
         if bad.any():
             raise self._damaged(piece, at, bad, f"is too short for its field {field.name}")
         if field.size == 4 and field.offset % 4 == 0:
-            return halves[2 * raw + 1 + field.offset // 4]
+            narrow: NDArray[np.uint32] = halves[2 * raw + 1 + field.offset // 4]
+            return narrow
         bytes_ = piece.words.view(np.uint8)
         first = 8 * raw + 4 + field.offset
         wide = bytes_[first[:, None] + np.arange(field.size)].view(f"<u{field.size}")[:, 0]
@@ -404,9 +400,12 @@ class _Source:
                 go_to(row)
                 self._lost += int(body[2])
                 time, on = self.data.trailer(piece, place)
-                known = cpu is not None and on is not None
-                since = int(self._last_by_cpu[on & 0xFFFF]) if known else self.complete
-                stream.gaps.append((max(since, 0), _EVER if time is None else time))
+                time = _EVER if time is None else min(time, _EVER)
+                if cpu is None or on is None:
+                    since = max(self.complete, 0)
+                else:
+                    since = int(self._last_by_cpu[on & 0xFFFF])
+                stream.gaps.append((since, time))
             elif kind == perfdata.LOST_SAMPLES and size >= 2:
                 self._lost_samples += int(body[1])
             elif kind in (perfdata.FORK, perfdata.EXIT) and size >= 4:
@@ -457,7 +456,7 @@ def _wanted(data: PerfData, rule: PairRule) -> list[_Wanted]:
     wanted = []
     for event in (e for e in data.events if e in starts or e in ends):
         layout = data.layouts[event.index]
-        if layout.tid_at is None or layout.time_at is None:
+        if not layout.tid_at or not layout.time_at:
             raise WaitfoldError(
                 f"{data.path}: samples of {event.name} lack the thread or the time. Record them "
                 "with 'perf record -k CLOCK_MONOTONIC -e ...' without --no-timestamp."

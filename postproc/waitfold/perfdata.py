@@ -128,12 +128,6 @@ class PerfData:
         except OSError as error:
             raise PerfDataError(f"{self.path} cannot be read: {error.strerror}.") from error
 
-    def __enter__(self) -> PerfData:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass  # no file is held open between calls
-
     def _open(self, sections: _Sections, fallback: Mapping[str, Mapping[str, Field]]) -> None:
         header = sections.header()
         _, attr_size, attrs_at, attrs_size, data_at, data_size = struct.unpack_from(
@@ -210,7 +204,7 @@ class PerfData:
     def _check_layouts(self) -> None:
         """Where events differ, refuse a file whose samples do not say of which they are."""
         if len({layout.id_at for layout in self.layouts}) > 1 or (
-            len(self.events) > 1 and self.layouts[0].id_at is None
+            len(self.events) > 1 and not self.layouts[0].id_at
         ):
             raise PerfDataError(
                 f"{self.path}: its {len(self.events)} events cannot be told apart, because their "
@@ -274,7 +268,7 @@ class PerfData:
 class Layout:
     """Where the fields of an event's samples are, in words of 8 bytes from the record's first.
 
-    None stands for a field that the samples do not have. `fixed` is where the fields of a
+    0 stands for a field that the samples do not have. `fixed` is where the fields of a
     constant size end; `raw` follows there, or behind fields that vary.
     """
 
@@ -285,13 +279,13 @@ class Layout:
             if sample_type & bit:
                 places[bit] = at
                 at += 1
-        self.id_at = places.get(_IDENTIFIER, places.get(_ID))
-        self.tid_at = places.get(_TID)
-        self.time_at = places.get(_TIME)
-        self.cpu_at = places.get(_CPU)
+        self.id_at = places.get(_IDENTIFIER, places.get(_ID, 0))
+        self.tid_at = places.get(_TID, 0)
+        self.time_at = places.get(_TIME, 0)
+        self.cpu_at = places.get(_CPU, 0)
         self.fixed = at
         self.has_raw = bool(sample_type & _RAW)
-        self._sizes = _variable(sample_type, read_format)
+        self._varying = _varying(sample_type, read_format)
         # The trailer of other records has some of the same fields, counted from its end.
         behind = 1
         self.trailer_time = self.trailer_cpu = 0
@@ -305,31 +299,24 @@ class Layout:
 
     def raw_at(
         self, words: NDArray[np.uint64], samples: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """Return where in `words` the raw data begin, and which samples are too short for it.
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Return where in `words` the raw data of samples begin, and where the samples end.
 
-        None for the latter says that nothing varies: all are `fixed` words behind the start.
+        None for the latter where nothing before varies, so that the caller can check one size.
+        Else the caller must see that the raw data end within the sample; each of the places
+        returned is within it.
         """
         at = samples + self.fixed
-        if not self._sizes:
+        if not self._varying:
             return at, None
         end = samples + (words[samples] >> np.uint64(51)).astype(np.int64)
-        bad = np.zeros(len(at), np.bool_)
-        for words_before, words_each in self._sizes:
-            bad |= at >= end
-            at[bad] = samples[bad]
-            count = np.zeros(len(at), np.uint64)
-            if words_each:
-                count = words[at]
-                bad |= count > np.uint64(0xFFFF)
-                count[bad] = 0
-            at += words_before + words_each * count.astype(np.int64)
-        bad |= at >= end
-        at[bad] = samples[bad]
-        return at, bad
+        for before, each in self._varying:
+            count = np.minimum(words[at], 0xFFFF).astype(np.int64) if each else 0
+            at = np.minimum(at + before + each * count, end - 1)
+        return at, end
 
 
-def _variable(sample_type: int, read_format: int) -> list[tuple[int, int]]:
+def _varying(sample_type: int, read_format: int) -> list[tuple[int, int]]:
     """Return for each field between the fixed ones and raw its words and those of each entry."""
     sizes = []
     if sample_type & _READ:

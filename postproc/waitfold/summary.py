@@ -145,7 +145,8 @@ class Summary:
         else:
             new = values
         self._values = np.union1d(known, new)
-        return np.searchsorted(self._values, values)
+        codes = np.searchsorted(self._values, values)
+        return codes
 
     def _add_sums(self, batch: Intervals, codes: NDArray[np.int64], column: int) -> None:
         """Add count and time by process and value; rows of one process mostly stand together."""
