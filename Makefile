@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PREFIX ?= /usr/local
 PYTHON ?= python3
 SCRIPTS := waitfold-record waitfold-probes waitfold-doctor
-BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash) .ci/run
+BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
 
 .PHONY: help demo test lint deps install uninstall clean truth cost speed kill fuzz matrix
 
@@ -27,10 +27,10 @@ lint: deps ## shellcheck, shfmt, ruff, mypy
 	.venv/bin/mypy -p waitfold
 
 deps: .venv/.stamp ## system packages, and .venv/ with .venv/bin/waitfold
-	@bench/packages.sh
+	@tests/packages.sh
 
-.venv/.stamp: pyproject.toml bench/packages.sh
-	@bench/packages.sh
+.venv/.stamp: pyproject.toml tests/packages.sh
+	@tests/packages.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "waitfold's post-processor needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv

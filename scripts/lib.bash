@@ -249,9 +249,6 @@ elf() {
     KIND=${18}${17} MACHINE=${20}${19}
 }
 
-# build_id FILE: its GNU build-id, or nothing.
-build_id() { readelf -n "$1" 2>/dev/null | awk '/Build ID:/ { id = $3 } END { print id }'; }
-
 # symbol_address FILE SYMBOL: its address as the file numbers it, in decimal.
 symbol_address() {
     local value
@@ -280,7 +277,7 @@ inspect_server() {
     [[ -n $PG_VERSION ]] || die "\"$BINARY\" (process $1) is not a PostgreSQL server"
     ((${PG_VERSION%%[!0-9]*} >= 14)) ||
         die "the server is PostgreSQL $PG_VERSION: sites are found from version 14 on"
-    BUILD_ID=$(build_id "$EXE")
+    BUILD_ID=$(build_id_of "$EXE")
     [[ -n $BUILD_ID ]] || die "\"$BINARY\" has no build-id, so a list of sites could not be told to be its own"
     LOAD_BASE=0
     if [[ $KIND == 0003 ]]; then # ET_DYN

@@ -23,7 +23,8 @@ compgen -G '/usr/lib/postgresql/*/bin/pgbench' >/dev/null || missing+=(postgresq
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
 # Ubuntu's perf is a script that wants the tools of the very kernel; Debian's is one package.
 if ! perf --version >/dev/null 2>&1; then
-    if [[ $(. /etc/os-release && echo "${ID-}") == ubuntu ]]; then
+    # shellcheck source=/dev/null
+    if [[ $(. /etc/os-release && echo "$ID") == ubuntu ]]; then
         missing+=(linux-tools-common "linux-tools-$(uname -r)")
     else
         missing+=(linux-perf)

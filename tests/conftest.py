@@ -1,0 +1,279 @@
+"""A real server, real sessions and the scripts under test, for every test that traces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+TRACEFS = Path("/sys/kernel/tracing")
+PG_BIN = max(
+    Path("/usr/lib/postgresql").glob("*/bin"),
+    key=lambda path: float(path.parent.name),
+    default=Path("/usr/lib/postgresql/none/bin"),
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Where CI=true nothing may be skipped: what a test needs, the Makefile installs."""
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true":
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
+    return report
+
+
+def uprobe_events() -> str:
+    """All registered uprobes. A kernel whose tracing hangs ends the run: no test could pass on it."""
+    try:
+        return subprocess.run(
+            ["cat", TRACEFS / "uprobe_events"], capture_output=True, text=True, timeout=60
+        ).stdout
+    except subprocess.TimeoutExpired:
+        pytest.exit("reading uprobe_events hangs: the kernel's tracing is wedged, reboot", 3)
+
+
+def leftovers() -> list[str]:
+    """Probes, instances and perfs of waitfold that are there now."""
+    found = [line for line in uprobe_events().splitlines() if "waitfold_" in line][:3]
+    found += [str(path) for path in (TRACEFS / "instances").glob("waitfold_*")]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if words[0] == b"perf" and any(b"waitfold_" in word for word in words):
+                found.append(f"perf, process {path.parent.name}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After every test no probe, instance or perf of ours is left."""
+    yield
+    left = leftovers()
+    for _ in range(20):
+        if not left:
+            return
+        time.sleep(0.25)
+        left = leftovers()
+    # Clean up with the tool itself, so that the tests that follow mean something.
+    subprocess.run([SCRIPTS / "waitfold-probes", "list"], capture_output=True, check=False)
+    subprocess.run([SCRIPTS / "waitfold-probes", "del"], capture_output=True, check=False)
+    pytest.fail(f"left behind: {left}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tracefs() -> None:
+    """Tracefs, mounted where it belongs."""
+    if os.geteuid() == 0 and not (TRACEFS / "README").exists():
+        subprocess.run(["mount", "-t", "tracefs", "nodev", TRACEFS], check=True)
+
+
+class Psql:
+    """A session that stays: one psql, one backend."""
+
+    def __init__(self, cluster: Cluster, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [*cluster.psql_command, "-Atq", *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.pid = int(self.run("SELECT pg_backend_pid()")[0])
+
+    def send(self, sql: str) -> None:
+        """Send a statement and do not wait for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(sql + ";\n\\echo done\n")
+        self.process.stdin.flush()
+
+    def wait(self) -> list[str]:
+        """Wait until the last statement sent has ended; the lines it gave."""
+        assert self.process.stdout is not None
+        lines = []
+        while (line := self.process.stdout.readline().rstrip("\n")) != "done":
+            assert self.process.poll() is None, lines
+            lines.append(line)
+        return lines
+
+    def run(self, sql: str) -> list[str]:
+        """Run a statement; the lines it gave."""
+        self.send(sql)
+        return self.wait()
+
+    def close(self) -> None:
+        """End the session, and wait until its backend has gone."""
+        self.process.communicate()
+        while Path(f"/proc/{self.pid}").exists():
+            time.sleep(0.01)
+
+
+class Cluster:
+    """A throw-away server in a folder of its own, run as user postgres on a unix socket."""
+
+    def __init__(self, folder: Path, binaries: Path = PG_BIN, data: str = "data") -> None:
+        self.folder, self.data, self.binaries = folder, folder / data, binaries
+        self.psql_command = [
+            str(PG_BIN / "psql"), "-X", "-h", str(folder), "-U", "postgres", "postgres",
+        ]  # fmt: skip
+        shutil.chown(folder, "postgres")
+        self.as_postgres("initdb", "-D", self.data, "-A", "trust", "-U", "postgres")
+        with (self.data / "postgresql.conf").open("a") as conf:
+            conf.write(
+                f"listen_addresses = ''\nunix_socket_directories = '{folder}'\n"
+                "shared_buffers = 16MB\nlog_connections = on\nautovacuum = off\n"
+            )
+
+    def as_postgres(self, program: str, *args: str | Path) -> None:
+        """Run one of the server's programs as user postgres."""
+        subprocess.run(
+            ["runuser", "-u", "postgres", "--", self.binaries / program, *args],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+        )
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self.as_postgres("pg_ctl", "-w", "-D", self.data, "-l", self.folder / "log", "start")
+        self.pid = int((self.data / "postmaster.pid").read_text().split()[0])
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop the server, if it runs."""
+        if (self.data / "postmaster.pid").exists():
+            self.as_postgres("pg_ctl", "-w", "-D", self.data, "-m", mode, "stop")
+
+    def sql(self, statement: str) -> str:
+        """Run a statement in a session of its own."""
+        return subprocess.run(
+            [*self.psql_command, "-Atq", "-c", statement],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+
+    def pgbench(self, *args: str) -> list[str]:
+        """The command line of a pgbench against this server."""
+        return [str(PG_BIN / "pgbench"), "-h", str(self.folder), "-U", "postgres", *args, "postgres"]
+
+    @contextlib.contextmanager
+    def session(self, *args: str) -> Iterator[Psql]:
+        """A session for the length of a with block."""
+        psql = Psql(self, *args)
+        try:
+            yield psql
+        finally:
+            psql.close()
+
+
+@contextlib.contextmanager
+def running_cluster(**options: Any) -> Iterator[Cluster]:
+    """A server for the length of a with block; nothing of it is left."""
+    folder = Path(tempfile.mkdtemp(prefix="waitfold-test-"))
+    cluster = None
+    try:
+        cluster = Cluster(folder, **options)
+        cluster.start()
+        yield cluster
+    finally:
+        if cluster:
+            cluster.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The server that most tests share, with pgbench's tables in it."""
+    with running_cluster() as cluster:
+        subprocess.run(cluster.pgbench("-i", "-q", "-s", "2"), check=True, capture_output=True)
+        yield cluster
+
+
+class Recorder:
+    """A waitfold-record in the background, from the moment that it records."""
+
+    def __init__(self, *args: str | Path, until: str = "recording PostgreSQL") -> None:
+        self.process = subprocess.Popen(
+            [SCRIPTS / "waitfold-record", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = ""
+        assert self.process.stderr is not None
+        while until and until not in self.said:
+            line = self.process.stderr.readline()
+            assert line, f"waitfold-record ended: {self.said}"
+            self.said += line
+
+    def end(self, how: int = signal.SIGINT) -> int:
+        """End the recording; the exit status."""
+        self.process.send_signal(how)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the recorder's end; the exit status. What it said is in `said`."""
+        _, rest = self.process.communicate(timeout=120)
+        self.said += rest
+        return self.process.returncode
+
+
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; its output as text."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL, **options
+    )
+
+
+def waitfold(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the post-processor's command."""
+    return run(ROOT / ".venv/bin/waitfold", *args)
+
+
+def report(capture: Path, *args: str) -> dict[str, Any]:
+    """The report of a capture as `waitfold report --json` gives it."""
+    answer = waitfold("report", capture, "--json", *args)
+    assert answer.returncode == 0, answer.stderr
+    result: dict[str, Any] = json.loads(answer.stdout)
+    return result
+
+
+def waits(capture: Path, condition: str | None = None) -> Any:
+    """The intervals of a capture as a DataFrame."""
+    import pandas as pd
+
+    with tempfile.NamedTemporaryFile(suffix=".csv") as file:
+        answer = waitfold("waits", capture, "-o", file.name)
+        assert answer.returncode == 0, answer.stderr
+        table = pd.read_csv(file.name, keep_default_na=False)
+    return table.query(condition) if condition else table
+
+
+def perf_of(capture: Path) -> list[int]:
+    """The pids of the perfs that write into a capture."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if words[0] == b"perf" and any(str(capture).encode() in word for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def count(backends: Sequence[dict[str, Any]], pid: int) -> int:
+    """How many intervals the report counts for a backend."""
+    return next((row["count"] for row in backends if row["pid"] == pid), 0)
