@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from waitfold.backends import CLIENT, FOREGROUND, UNKNOWN, Backend
+from waitfold.backends import CLIENT, KINDS, UNKNOWN, Backend
 from waitfold.capture import Capture
 from waitfold.events import TransitionStream, transitions
 from waitfold.pair import Intervals, pair
@@ -21,7 +21,7 @@ _TIMES = {
     "pid": "int64",
     "type": "str",
     "who": "str",
-    "foreground": "bool",
+    "kind": "str",
     "value": "int64",
     "class": "str",
     "name": "str",
@@ -52,22 +52,22 @@ class Wait:
 class Analysis:
     """A capture summed up.
 
-    `foreground` sums up client backends and parallel workers, `other` all other processes. A
-    process that no title tells about is a client backend if it ever was in Client:ClientRead.
-    `born_ns` is when a process was first in a wait.
+    `summaries` are by kind of process: `foreground` of client backends and parallel workers,
+    `background` of all others whose type is known, `unknown` of the rest. A process that no
+    title tells about is a client backend if it ever was in Client:ClientRead, else unknown.
+    `first_ns` is when a process was first in a wait.
 
     `times` has one row per process and wait event that it was in: `pid`, `type`, `who`
-    (user/database, empty if not known), `foreground`, `value`, `class`, `name`, `idle`; `count`
-    and `total_ns` of the complete intervals, `cut_ns`, what was seen of those that were cut,
-    and `time_ns`, the sum of both.
+    (user/database, empty if not known), `kind`, `value`, `class`, `name`, `idle`; `count` and
+    `total_ns` of the complete intervals, `cut_ns`, what was seen of those that were cut, and
+    `time_ns`, the sum of both.
     """
 
     capture: Capture
     stream: TransitionStream
-    foreground: Summary
-    other: Summary
+    summaries: dict[str, Summary]
     backends: dict[int, Backend]
-    born_ns: dict[int, int]
+    first_ns: dict[int, int]
     times: pd.DataFrame
 
     @property
@@ -94,10 +94,10 @@ class Analysis:
 
     def everything(self) -> Summary:
         """Return the summary over all processes."""
-        both = Summary()
-        both.merge(self.foreground)
-        both.merge(self.other)
-        return both
+        everything = Summary()
+        for summary in self.summaries.values():
+            everything.merge(summary)
+        return everything
 
     def waits(self, summary: Summary) -> list[Wait]:
         """Return the wait events of one of the summaries, the greatest time first."""
@@ -140,13 +140,13 @@ class Analysis:
         Where a bare perf.data does not tell what a process did before its first wait, it counts
         from there.
         """
-        times = self.times[self.times["foreground"]]
+        times = self.times[self.times["kind"] == "foreground"]
         idle = times["time_ns"].where(times["idle"], 0).groupby(times["pid"]).sum().to_dict()
         # One that neither waited nor stored in the whole window worked throughout, if it was
         # read that it was not waiting when the window began.
         waits = self.capture.seen.waits
-        foreground = {pid for pid, b in self.backends.items() if b.type in FOREGROUND}
-        lived = {pid for pid in foreground if pid in idle or waits.get(pid) == 0}
+        foreground = [pid for pid, b in self.backends.items() if b.kind == "foreground"]
+        lived = [pid for pid in foreground if pid in idle or waits.get(pid) == 0]
         return sum(self._lifetime_ns(pid) - int(idle.get(pid, 0)) for pid in lived)
 
     def _lifetime_ns(self, pid: int) -> int:
@@ -155,7 +155,7 @@ class Analysis:
         elif pid in self.capture.seen.waits:
             born = self.start_ns
         else:
-            born = self.born_ns.get(pid, self.start_ns)
+            born = self.first_ns.get(pid, self.start_ns)
         died = self.stream.exits.get(pid, self.end_ns)
         return max(0, min(died, self.end_ns) - max(born, self.start_ns))
 
@@ -173,46 +173,44 @@ def intervals(
 def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:
     """Read a capture through and sum it up."""
     stream, batches = intervals(capture, progress)
-    foreground, other = Summary(), Summary()
+    summaries = {kind: Summary() for kind in KINDS}
     known = {p: b for p, b in capture.seen.backends.items() if b.type != UNKNOWN}
     undecided: dict[int, Summary] = {}
-    born_ns: dict[int, int] = {}
+    first_ns: dict[int, int] = {}
     for batch in batches:
         pids, rows = np.unique(batch.pid, return_inverse=True)
         first = np.full(len(pids), np.iinfo(np.int64).max)
         np.minimum.at(first, rows, batch.start_ns)
         readers = set(np.unique(batch.pid[batch.value == CLIENT_READ]).tolist())
-        is_foreground = np.zeros(len(pids), bool)
-        is_decided = np.ones(len(pids), bool)
-        for i, (pid, first_ns) in enumerate(zip(pids.tolist(), first.tolist(), strict=True)):
-            born_ns[pid] = min(first_ns, born_ns.get(pid, first_ns))
+        kinds = np.full(len(pids), -1)
+        for i, (pid, time_ns) in enumerate(zip(pids.tolist(), first.tolist(), strict=True)):
+            first_ns[pid] = min(time_ns, first_ns.get(pid, time_ns))
             if pid not in known and pid in readers:
                 known[pid] = Backend(CLIENT)
                 if pid in undecided:
-                    foreground.merge(undecided.pop(pid))
+                    summaries["foreground"].merge(undecided.pop(pid))
             if pid in known:
-                is_foreground[i] = known[pid].type in FOREGROUND
+                kinds[i] = KINDS.index(known[pid].kind)
             else:
-                is_decided[i] = False
                 undecided.setdefault(pid, Summary()).add(batch.take(rows == i))
-        foreground.add(batch.take(is_foreground[rows]))
-        other.add(batch.take((is_decided & ~is_foreground)[rows]))
+        for i, kind in enumerate(KINDS):
+            summaries[kind].add(batch.take((kinds == i)[rows]))
     for summary in undecided.values():
-        other.merge(summary)
+        summaries["unknown"].merge(summary)
     backends = known | {pid: Backend(UNKNOWN) for pid in undecided}
-    times = _times((foreground, other), backends, capture.events)
-    return Analysis(capture, stream, foreground, other, backends, born_ns, times)
+    times = _times(summaries, backends, capture.events)
+    return Analysis(capture, stream, summaries, backends, first_ns, times)
 
 
 def _times(
-    summaries: tuple[Summary, Summary], backends: dict[int, Backend], events: WaitEvents
+    summaries: dict[str, Summary], backends: dict[int, Backend], events: WaitEvents
 ) -> pd.DataFrame:
     rows = [
         (
             pid,
             backends[pid].type,
             backends[pid].who,
-            backends[pid].type in FOREGROUND,
+            kind,
             value,
             *events.label(value),
             is_idle(value),
@@ -221,7 +219,7 @@ def _times(
             seen.censored_ns,
             seen.total_ns + seen.censored_ns,
         )
-        for summary in summaries
+        for kind, summary in summaries.items()
         for (pid, value), seen in summary.pid_values().items()
     ]
     return pd.DataFrame(rows, columns=list(_TIMES)).astype(_TIMES)

@@ -9,8 +9,9 @@ from pathlib import Path
 from waitfold.errors import WaitfoldError
 
 CLIENT, PARALLEL, UNKNOWN, POSTMASTER = "client backend", "parallel worker", "unknown", "postmaster"
-FOREGROUND = frozenset({CLIENT, PARALLEL})
-"""Types whose time is DB time; a parallel worker works for its leader."""
+
+KINDS = ("foreground", "background", "unknown")
+"""Foreground processes' time is DB time: client backends, parallel workers for their leaders."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,13 @@ class Backend:
     type: str
     user: str = ""
     database: str = ""
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        if self.type in (CLIENT, PARALLEL):
+            return "foreground"
+        return "unknown" if self.type == UNKNOWN else "background"
 
     @property
     def who(self) -> str:

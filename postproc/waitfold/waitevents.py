@@ -51,8 +51,8 @@ class WaitEvents:
 
     A name that cannot be known is given as the value in hexadecimal, never guessed: the custom
     events of 17 and later (numbered at run time), a beta's (numbered differently from the
-    release), and what the tables do not hold, whose class is `?`. `warnings` says what to tell
-    the user about that.
+    release), and what the tables do not hold, whose class is `?`, as that of 0 is, a wait that
+    was seen only when it ended. `warnings` says what to tell the user about that.
     """
 
     def __init__(self, pg_version: str) -> None:
@@ -100,6 +100,8 @@ class WaitEvents:
 
     def label(self, value: int) -> tuple[str, str]:
         """Return class and name of a value, as pg_stat_activity shows them."""
+        if value == 0:
+            return "?", "began unseen"
         unknown = f"0x{value:08x}"
         class_ = self._classes.get(value >> 24, "?")
         if class_ == "?" or self._beta:
@@ -129,8 +131,11 @@ class WaitEvents:
 
 
 def is_idle(value: int) -> bool:
-    """Whether a process in this wait has nothing to do: ClientRead and the Activity class."""
-    return value == CLIENT_READ or value >> 24 == _ACTIVITY
+    """Whether a process in this wait is not known to have work: ClientRead, the Activity class, 0.
+
+    0 is the wait of which only the end was seen (pair.Intervals).
+    """
+    return value in (CLIENT_READ, 0) or value >> 24 == _ACTIVITY
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 import pandas as pd
 
 from waitfold.analysis import Analysis, Wait
-from waitfold.backends import FOREGROUND, UNKNOWN
+from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
 from waitfold.summary import Summary
 from waitfold.waitevents import is_idle
 
@@ -18,7 +19,6 @@ FORMAT = 1
 """Format of the JSON report."""
 
 WIDTH = 80
-_NAME = 24  # width of an event's name; a longer one has a line of its own
 _BAR = 40
 
 
@@ -72,14 +72,9 @@ def _wait_json(wait: Wait) -> dict[str, Any]:
 
 def report_text(analysis: Analysis, by_backend: bool, histogram: bool) -> str:
     """Return the report as text: head, tables, and histograms if asked for."""
-    foreground = analysis.waits(analysis.foreground)
-    other = analysis.waits(analysis.other)
     everything = analysis.everything()
     lines = _head(analysis, everything)
-    if by_backend:
-        lines += _process_table(analysis.processes())
-    else:
-        lines += _wait_tables(analysis, foreground, other)
+    lines += _process_table(analysis.processes()) if by_backend else _wait_tables(analysis)
     if histogram:
         for wait in analysis.waits(everything):
             lines += _histogram(wait)
@@ -97,103 +92,109 @@ def _head(analysis: Analysis, everything: Summary) -> list[str]:
         window += f" from {manifest['started']}"
     if "ended_by" in manifest:
         window += f", ended by {manifest['ended_by']}"
-    types = Counter(backend.type for backend in analysis.backends.values())
-    others = types.total() - sum(types[t] for t in FOREGROUND)
-    processes = ", ".join(_plural(types[t], t) for t in sorted(FOREGROUND) if types[t])
-    processes += (", " if processes else "") + _plural(others, "other process", "es")
+    types = Counter(b.type for b in analysis.backends.values() if b.type != POSTMASTER)
+    background = types.total() - types[CLIENT] - types[PARALLEL] - types[UNKNOWN]
+    processes = [
+        _plural(types[CLIENT], CLIENT),
+        _plural(types[PARALLEL], PARALLEL),
+        _plural(background, "background process", "es"),
+    ]
+    if types[UNKNOWN]:
+        processes.append(f"{types[UNKNOWN]} of unknown type")
     lost = "no samples lost"
     if stream.lost:
         lost = f"LOST {stream.lost} SAMPLES in {_plural(len(stream.gaps), 'gap')}"
     cut = everything.censored
     db_time = analysis.db_time_ns()
     sessions = db_time / analysis.window_ns if analysis.window_ns else 0.0
-    lines = [
-        f"waitfold report of {capture.path}",
-        "",
-        f"server       {server}",
-        f"window       {window}",
-        f"processes    {processes}",
-        f"transitions  {stream.samples}, {lost}",
-        f"intervals    {everything.intervals} complete; cut: {cut['start']} by the window's start, "
-        f"{cut['end']} by its end,",
-        f"             {cut['lost']} by losses",
-        f"DB time      {seconds(db_time)}, {sessions:.2f} average active sessions",
-    ]
-    for warning in analysis.warnings:
-        lines += _wrapped("WARNING      ", warning)
+    head = {
+        "server": server,
+        "window": window,
+        "processes": ", ".join(processes),
+        "transitions": f"{stream.samples}, {lost}",
+        "intervals": f"{everything.intervals} complete; cut by the window's start "
+        f"{cut['start']}, its end {cut['end']}, losses {cut['lost']}",
+        "DB time": f"{seconds(db_time)}, {sessions:.2f} average active sessions",
+    }
+    lines = [f"waitfold report of {capture.path}", ""]
+    for key, text in [*head.items(), *(("WARNING", text) for text in analysis.warnings)]:
+        lines += _wrapped(f"{key:<13}", text)
     return lines
 
 
-def _wait_tables(analysis: Analysis, foreground: list[Wait], other: list[Wait]) -> list[str]:
+def _wait_tables(analysis: Analysis) -> list[str]:
+    waits = {kind: analysis.waits(summary) for kind, summary in analysis.summaries.items()}
+    busy = {kind: [w for w in of_kind if not is_idle(w.value)] for kind, of_kind in waits.items()}
+    idle = analysis.waits(analysis.everything())
     db_time = analysis.db_time_ns()
-    busy = [wait for wait in foreground if not is_idle(wait.value)]
-    lines = ["", "Waits of client backends and parallel workers", *_columns("% DB")]
-    for wait in busy:
-        lines += _row(wait, _percent(wait.time_ns, db_time))
-    no_wait = max(0, db_time - sum(wait.time_ns for wait in busy))
-    lines.append(
-        f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}"
-        f"{'':35}{_percent(no_wait, db_time):>6}"
-    )
-    lines.append("On a CPU, waiting for one, or in code that reports no wait event.")
-    idle = [wait for wait in foreground + other if is_idle(wait.value)]
+    no_wait = max(0, db_time - sum(wait.time_ns for wait in busy["foreground"]))
     return [
-        *lines,
-        *_table("Idle", idle, "Client:ClientRead counts as idle inside a transaction too."),
+        "",
+        "Waits of client backends and parallel workers",
+        _columns(_SHARE),
+        *chain.from_iterable(_row(wait, db_time) for wait in busy["foreground"]),
+        f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, db_time)}",
+        "On a CPU, waiting for one, or in code that reports no wait event.",
         *_table(
-            "Waits of background processes, no DB time",
-            [wait for wait in other if not is_idle(wait.value)],
-            _unknown_note(analysis),
+            "Idle",
+            [wait for wait in idle if is_idle(wait.value)],
+            "Client:ClientRead counts as idle inside a transaction too.",
+        ),
+        *_table("Waits of background processes (not in DB time)", busy["background"]),
+        *_table(
+            "Waits of processes of unknown type (not in DB time)",
+            busy["unknown"],
+            "Nothing tells who they were: no title was read of them, mostly because they lived "
+            "too briefly, as parallel workers do.",
         ),
         "",
         *_wrapped("", _method(analysis)),
     ]
 
 
-def _unknown_note(analysis: Analysis) -> str:
-    unknown = sum(backend.type == UNKNOWN for backend in analysis.backends.values())
-    if not unknown:
-        return ""
-    return f"Of them {_plural(unknown, 'process', 'es')} of unknown type."
-
-
 def _method(analysis: Analysis) -> str:
-    exact = analysis.foreground.exact_percentiles and analysis.other.exact_percentiles
-    percentiles = "exact" if exact else "from histograms, as there are too many intervals to keep"
+    exact = all(summary.exact_percentiles for summary in analysis.summaries.values())
+    percentiles = "exact" if exact else "off by up to 0.4 %, as there are too many waits to keep"
     return (
         "total and % DB include what was seen of cut intervals, the other columns do not. "
-        f"Percentiles are {percentiles}. DB time: client backends' and parallel workers' "
-        "lives within the window, less their idle time."
+        f"Percentiles are {percentiles}. DB time: the time that client backends and parallel "
+        "workers lived in the window, less their idle time."
     )
 
 
-def _table(title: str, waits: list[Wait], note: str) -> list[str]:
+_SHARE = "% DB"
+# A row: name, count (8), six times (7 each), share (5). Where there is no share the name has its
+# room; a longer name has a line of its own.
+_NAME = WIDTH - 8 - 6 * 7 - 5
+
+
+def _table(title: str, waits: list[Wait], note: str = "") -> list[str]:
     if not waits:
         return []
-    lines = ["", title, *_columns("")]
-    for wait in waits:
-        lines += _row(wait, "")
-    return [*lines, note] if note else lines
+    rows = chain.from_iterable(_row(wait) for wait in waits)
+    return ["", title, _columns(), *rows, *_wrapped("", note)]
 
 
-def _columns(last: str) -> list[str]:
+def _columns(share: str = "") -> str:
     names = "".join(f"{name:>7}" for name in ("total", "mean", "p50", "p95", "p99", "max"))
-    return [f"{'wait event':<{_NAME}}{'count':>8}{names}{last:>6}".rstrip()]
+    width = _NAME if share else _NAME + 5
+    return f"{'wait event':<{width}}{'count':>8}{names}{share:>5}".rstrip()
 
 
-def _row(wait: Wait, share: str) -> list[str]:
+def _row(wait: Wait, db_time: int | None = None) -> list[str]:
     name = f"{wait.class_}:{wait.name}"
-    stats = wait.stats
-    times = (
-        [stats.mean_ns, stats.p50_ns, stats.p95_ns, stats.p99_ns, stats.max_ns]
-        if stats
-        else [None] * 5
-    )
-    numbers = f"{count(stats.count if stats else 0):>8}" + "".join(
-        f"{human(ns):>7}" for ns in (wait.time_ns, *times)
-    )
-    row = f"{numbers}{share:>6}".rstrip()
-    return [f"{name:<{_NAME}}{row}"] if len(name) <= _NAME else [name, " " * _NAME + row]
+    width = _NAME + 5 if db_time is None else _NAME
+    share = "" if db_time is None else _share(wait.time_ns, db_time)
+    s = wait.stats
+    times = [s.mean_ns, s.p50_ns, s.p95_ns, s.p99_ns, s.max_ns] if s else [None] * 5
+    row = f"{count(s.count if s else 0):>8}{human(wait.time_ns):>7}"
+    row += "".join(f"{human(ns):>7}" for ns in times) + share
+    return [f"{name:<{width}}{row}"] if len(name) <= width else [name, " " * width + row]
+
+
+def _share(part_ns: int, whole_ns: int) -> str:
+    percent = 100 * part_ns / whole_ns if whole_ns else 0.0
+    return f"{percent:5.1f}" if percent < 99.95 else f"{percent:5.0f}"
 
 
 def _process_table(processes: pd.DataFrame) -> list[str]:
@@ -258,10 +259,6 @@ def human(ns: float | None) -> str:
 def seconds(ns: int) -> str:
     """Return a time in seconds, to the millisecond."""
     return f"{ns / 1e9:.3f} s"
-
-
-def _percent(part_ns: int, whole_ns: int) -> str:
-    return f"{100 * part_ns / whole_ns:.1f}" if whole_ns else "-"
 
 
 def _plural(n: int, noun: str, ending: str = "s") -> str:
