@@ -112,25 +112,22 @@ class Analysis:
     def processes(self) -> pd.DataFrame:
         """Return the processes that waited, the longest waiting first.
 
-        Columns: `pid`, `type`, `who`, `count` and `total_ns` of complete intervals, `waits_ns`
-        and `idle_ns` of all, `top`, the wait event with the most time, idle ones left out.
+        Columns: `pid`, `type`, `who`; `count` and `total_ns` of complete intervals; of all that
+        were not idle `busy_count`, `busy_ns` and `top`, the wait event with the most time.
         """
         times = self.times
         busy = times[~times["idle"]]
-        of_pid = times.groupby("pid")
         top = busy.loc[busy.groupby("pid")["time_ns"].idxmax()].set_index("pid")
-        found = of_pid.agg(
+        found = times.groupby("pid").agg(
             type=("type", "first"),
             who=("who", "first"),
             count=("count", "sum"),
             total_ns=("total_ns", "sum"),
-            time_ns=("time_ns", "sum"),
         )
-        waits_ns = busy.groupby("pid")["time_ns"].sum().reindex(found.index, fill_value=0)
-        found["waits_ns"] = waits_ns
-        found["idle_ns"] = found.pop("time_ns") - waits_ns
-        found["top"] = (top["class"] + ":" + top["name"]).reindex(found.index, fill_value="")
-        order = ["waits_ns", "idle_ns", "pid"]
+        of_busy = busy.groupby("pid")[["count", "time_ns"]].sum()
+        found[["busy_count", "busy_ns"]] = of_busy.reindex(found.index, fill_value=0)
+        found["top"] = (top["class"] + ":" + top["name"]).reindex(found.index, fill_value="-")
+        order = ["busy_ns", "total_ns", "pid"]
         return found.reset_index().sort_values(order, ascending=[False, False, True])
 
     def db_time_ns(self) -> int:

@@ -198,22 +198,16 @@ def _share(part_ns: int, whole_ns: int) -> str:
 
 
 def _process_table(processes: pd.DataFrame) -> list[str]:
+    width = WIDTH - 8 - 7 - 2 - 24
     lines = [
         "",
-        "Processes; waits and the top one without idle time",
-        f"{'pid':>7} {'type':<20}{'count':>8}{'waits':>7}{'idle':>7}  top wait, who",
+        "Processes; idle waits left out",
+        f"{'    pid type user/database':<{width}}{'count':>8}{'total':>7}  top wait",
     ]
     for p in processes.to_dict("records"):
-        line = (
-            f"{p['pid']:>7} {p['type']:<20}{count(p['count']):>8}{human(p['waits_ns']):>7}"
-            f"{human(p['idle_ns']):>7}  {p['top'] or '-'}"
-        )
-        if not p["who"]:
-            lines.append(line)
-        elif len(line) + 2 + len(p["who"]) <= WIDTH:
-            lines.append(f"{line}  {p['who']}")
-        else:
-            lines += [line, f"{'':8}{p['who']}"]
+        name = f"{p['pid']:>7} {p['type']} {p['who']}".rstrip()
+        row = f"{count(p['busy_count']):>8}{human(p['busy_ns']):>7}  {p['top']}"
+        lines += [f"{name:<{width}}{row}"] if len(name) <= width else [name, " " * width + row]
     return lines
 
 
