@@ -10,31 +10,37 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
 from waitfold import perfdata
 from waitfold.perfdata import PerfData
 
 _SAMPLE_TIME = 21  # the feature section that holds the times of the first and the last sample
 
 
-def times(data: PerfData, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return where in the data section the times stand that move with a repetition."""
+def times(data: PerfData, words: NDArray[np.uint64]) -> tuple[NDArray[np.int64], int, int]:
+    """Return where in the data the times stand, and the part to repeat: all that has one.
+
+    What perf made up of processes that existed already stands before it, without time.
+    """
+    layout = data.layouts[0]
     places = []
-    at = 0
+    at = first = last = 0
     while at < len(words):
         head = int(words[at])
         kind, size = head & 0xFFFF_FFFF, head >> 51
-        layout = data.layouts[0]
         if kind == perfdata.SAMPLE:
-            places.append(at + layout.time_at)
-        elif kind < 64:
-            if kind in (perfdata.FORK, perfdata.EXIT):
-                places.append(at + 3)
-            if data.sample_id_all:
-                places.append(at + size - layout.trailer_time)
+            found = [at + layout.time_at]
+        elif kind in (perfdata.FORK, perfdata.EXIT):
+            found = [at + 3, at + size - layout.trailer_time]
+        else:
+            found = [at + size - layout.trailer_time] if kind < 64 else []
+        if any(words[place] for place in found):
+            first = first or at
+            last = at + size
+            places += found
+        elif kind == perfdata.FINISHED_ROUND:
+            last = at + size
         at += size
-    found = np.array(places, np.int64)
-    return found[words[found] > 0]  # 0 is in what perf made up
+    return np.array(places, np.int64), first, last
 
 
 def main() -> None:
@@ -51,27 +57,29 @@ def main() -> None:
     content = options.source.read_bytes()
     start, end = data.data_offset, data.data_offset + data.data_size
     words = np.frombuffer(content[start:end], np.uint64).copy()
-    moving = times(data, words)
+    moving, first, last = times(data, words)
     span = int(words[moving].max() - words[moving].min()) + 1000
     samples = sum(len(piece.samples) for piece in data.pieces())
     copies = -(-options.samples // samples)
-    growth = (copies - 1) * data.data_size
+    growth = (copies - 1) * 8 * (last - first)
 
     header = bytearray(content[:start])
-    struct.pack_into("<Q", header, 48, copies * data.data_size)
+    struct.pack_into("<Q", header, 48, data.data_size + growth)
     features = bytearray(content[end:])
     bits = int.from_bytes(header[72:104], "little")
     for number, bit in enumerate(b for b in range(256) if bits >> b & 1):
         offset, _ = struct.unpack_from("<2Q", features, 16 * number)
         struct.pack_into("<Q", features, 16 * number, offset + growth)
         if bit == _SAMPLE_TIME:
-            (last,) = struct.unpack_from("<Q", features, offset - end + 8)
-            struct.pack_into("<Q", features, offset - end + 8, last + (copies - 1) * span)
+            (newest,) = struct.unpack_from("<Q", features, offset - end + 8)
+            struct.pack_into("<Q", features, offset - end + 8, newest + (copies - 1) * span)
     with options.target.open("wb") as file:
         file.write(header)
+        file.write(words[:first].data)
         for _ in range(copies):
-            file.write(words.data)
+            file.write(words[first:last].data)
             words[moving] += np.uint64(span)
+        file.write(words[last:].data)
         file.write(features)
     print(f"{options.target}: {copies * samples} samples, {options.target.stat().st_size} bytes")
 

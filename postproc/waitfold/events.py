@@ -47,10 +47,19 @@ class Transitions:
     """A batch of transitions in the order of time; a row each. `value` 0 is "not waiting"."""
 
     time_ns: NDArray[np.int64]
-    pid: NDArray[np.int32]
-    tid: NDArray[np.int32]
+    thread: NDArray[np.uint64]  # pid in the lower, tid in the upper half
     value: NDArray[np.uint32]
     mark: NDArray[np.uint8]
+
+    @property
+    def pid(self) -> NDArray[np.int32]:
+        """Process of each row."""
+        return self.thread.view(np.int32)[0::2]
+
+    @property
+    def tid(self) -> NDArray[np.int32]:
+        """Thread of each row."""
+        return self.thread.view(np.int32)[1::2]
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -278,7 +287,7 @@ class _Source:
             parts = [(w, at[event == w.event.index]) for w in self._wanted]
         decoded = [self._decode(piece, at, wanted) for wanted, at in parts]
         cpus = [
-            piece.words[at + wanted.layout.cpu_at].astype(np.uint16)
+            piece.words[wanted.layout.cpu_at :].take(at).astype(np.uint16)
             for wanted, at in parts
             if wanted.layout.cpu_at
         ]
@@ -304,25 +313,26 @@ class _Source:
     def _decode(self, piece: Piece, at: NDArray[np.int64], wanted: _Wanted) -> Transitions:
         words, layout = piece.words, wanted.layout
         self._long_enough(piece, at, layout.fixed)
-        time = words[at + layout.time_at].view(np.int64)
-        thread = words[at + layout.tid_at].view(np.int32)
-        pid, tid = thread[0::2], thread[1::2]
+        time = words[layout.time_at :].take(at).view(np.int64)
+        thread = words[layout.tid_at :].take(at)
         if wanted.field is None:
             value = np.zeros(len(at), np.uint32)
         else:
             value = self._values(piece, at, layout, wanted.field)
             if self._end_value:
                 value[value == self._end_value] = 0
-        if len(at) and (int(tid.max()) > PID_MAX or int(time.min()) < 0):
-            bad = (tid > PID_MAX) | (time < 0)
-            raise self._damaged(piece, at, bad, "has a thread or a time that cannot be")
+        if len(at) and (int(thread.max()) >> 32 > PID_MAX or int(time.min()) < 0):
+            # -1 stands for a thread that is already gone (perf_event_tid in kernel/events/core.c)
+            bad = (thread.view(np.int32)[1::2] > PID_MAX) | (time < 0)
+            if bad.any():
+                raise self._damaged(piece, at, bad, "has a thread or a time that cannot be")
         stream = self._stream
         stream.samples += len(at)
         if len(at):
             first, last = int(time.min()), int(time.max())
             stream.first_ns = first if stream.first_ns is None else min(first, stream.first_ns)
             stream.last_ns = last if stream.last_ns is None else max(last, stream.last_ns)
-        return Transitions(time, pid, tid, value, np.zeros(len(at), np.uint8))
+        return Transitions(time, thread, value, np.zeros(len(at), np.uint8))
 
     def _values(
         self, piece: Piece, at: NDArray[np.int64], layout: Layout, field: Field
@@ -332,16 +342,17 @@ class _Source:
         self._long_enough(piece, at, layout.fixed + (4 + need + 7) // 8)
         raw, end = layout.raw_at(piece.words, at)
         halves = piece.words.view(np.uint32)
-        bad = halves[2 * raw] < need
+        raw *= 2
+        bad = halves.take(raw) < need
         if end is not None:
-            bad |= 8 * raw + 4 + need > 8 * end
+            bad |= 4 * raw + 4 + need > 8 * end
         if bad.any():
             raise self._damaged(piece, at, bad, f"is too short for its field {field.name}")
         if field.size == 4 and field.offset % 4 == 0:
-            narrow: NDArray[np.uint32] = halves[2 * raw + 1 + field.offset // 4]
+            narrow: NDArray[np.uint32] = halves[1 + field.offset // 4 :].take(raw)
             return narrow
         bytes_ = piece.words.view(np.uint8)
-        first = 8 * raw + 4 + field.offset
+        first = 4 * raw + 4 + field.offset
         wide = bytes_[first[:, None] + np.arange(field.size)].view(f"<u{field.size}")[:, 0]
         if len(wide) and int(wide.max()) > 0xFFFF_FFFF:
             raise WaitfoldError(
@@ -351,6 +362,8 @@ class _Source:
         return wide.astype(np.uint32)
 
     def _long_enough(self, piece: Piece, at: NDArray[np.int64], words: int) -> None:
+        if piece.shortest >= words:
+            return
         short = piece.words[at] >> np.uint64(51) < words
         if short.any():
             raise self._damaged(piece, at, short, "is too short for what its event records")
@@ -372,20 +385,27 @@ class _Source:
     ) -> Transitions:
         """Go through the records other than samples, and return FORK and EXIT as transitions."""
         words = piece.words
-        marks: list[tuple[int, int, int, int]] = []
+        marks: list[tuple[int, int, int]] = []
         stream = self._stream
-        passed = 0
+        noted = 0
 
-        def go_to(row: int) -> None:
-            """Take notice of the samples before a record."""
-            nonlocal passed
-            if row == passed:
-                return
-            time = batch.time_ns[passed:row]
-            self._newest = max(self._newest, int(time.max()))
-            if cpu is not None:
-                self._last_by_cpu[cpu[passed:row]] = time  # of several of one CPU the last stays
-            passed = row
+        def note_cpus(row: int) -> None:
+            """Take down when each CPU wrote last before a record."""
+            nonlocal noted
+            if cpu is not None and row > noted:
+                on = cpu[noted:row]  # changes rarely: perf writes the buffers one after the other
+                last = np.append(np.flatnonzero(on[1:] != on[:-1]), len(on) - 1)
+                self._last_by_cpu[on[last]] = batch.time_ns[noted:row][last]
+                noted = row
+
+        seen = 0
+
+        def see(row: int) -> None:
+            """Take down the newest time before a record."""
+            nonlocal seen
+            if row > seen:
+                self._newest = max(self._newest, int(batch.time_ns[seen:row].max()))
+                seen = row
 
         before = np.searchsorted(at, piece.others).tolist()
         for place, row in zip(piece.others, before, strict=True):
@@ -393,11 +413,11 @@ class _Source:
             kind, size = head & 0xFFFF_FFFF, head >> 51
             body = words[place : place + size]
             if kind == perfdata.FINISHED_ROUND:
-                go_to(row)
+                see(row)
                 self._rounds.append(self._newest)
                 self.complete = self._rounds[-2]
             elif kind == perfdata.LOST and size >= 3:
-                go_to(row)
+                note_cpus(row)
                 self._lost += int(body[2])
                 time, on = self.data.trailer(piece, place)
                 time = _EVER if time is None else min(time, _EVER)
@@ -418,21 +438,21 @@ class _Source:
                     stream.exits[tid] = time
                 elif pid == tid:
                     stream.forks[pid] = (parent, time)
-                marks.append((time, pid, tid, EXIT if kind == perfdata.EXIT else FORK))
+                marks.append((time, tid << 32 | pid, EXIT if kind == perfdata.EXIT else FORK))
             elif kind == perfdata.COMM and size >= 3:
                 stream.comms[int(body[1]) >> 32] = _text(body[2:])
             elif kind == perfdata.MMAP and size >= 6 and not head >> 32 & _MMAP_DATA:
                 stream.binaries.add(_text(body[5:]))
             elif kind == perfdata.MMAP2 and size >= 10 and int(body[8]) & _PROT_EXEC:
                 stream.binaries.add(_text(body[9:]))
-        go_to(len(batch))
-        columns = np.array(marks, np.int64).reshape(-1, 4)
+        note_cpus(len(batch))
+        see(len(batch))
+        columns = np.array(marks, np.int64).reshape(-1, 3)
         return Transitions(
             columns[:, 0],
-            columns[:, 1].astype(np.int32),
-            columns[:, 2].astype(np.int32),
+            columns[:, 1].astype(np.uint64),
             np.zeros(len(columns), np.uint32),
-            columns[:, 3].astype(np.uint8),
+            columns[:, 2].astype(np.uint8),
         )
 
 

@@ -46,9 +46,8 @@ _HEADER = 104  # bytes of struct perf_file_header
 _ATTR_MIN = 64  # PERF_ATTR_SIZE_VER0
 _SECTION_MAX = 64 << 20  # no header section comes near this
 _HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
-_PIECE = 4 << 20
-_FEW = 8
-_ALIKE = 0xFFFF_0000_FFFF_FFFF  # of a record's first word, type and size but not misc
+_PIECE = 1 << 20  # what is looked at several times stays in the cache
+_FEW = 8  # samples alike that make it worth while to look for more at once
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,7 @@ class Piece:
     offset: int  # of words[0] in the file
     words: NDArray[np.uint64]
     samples: NDArray[np.int64]  # where in words the SAMPLE records begin
+    shortest: int  # words of the shortest sample
     others: list[int]  # where the other records of a kind that is used begin
     end: int  # offset in the file behind the last record
 
@@ -351,6 +351,7 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
     samples = np.empty(limit // 2 + 1, np.int64)
     place = samples.data
     count = at = same = alike = 0
+    shortest = _HEAD // 8
     others = []
     sane = True
     while at < limit:
@@ -363,13 +364,14 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
         if at + step > limit:
             break
         if kind == SAMPLE:
-            alike = alike + 1 if head & _ALIKE == same else 0
-            same = head & _ALIKE
+            alike = alike + 1 if head == same else 0
+            same = head
+            shortest = min(shortest, step)
             if alike < _FEW:
                 place[count] = at
                 run = 1
             else:
-                run = _run(words, at, step, same)
+                run = _run(words, at, step)
                 samples[count : count + run] = np.arange(at, at + run * step, step)
                 alike = 0
             count += run
@@ -388,16 +390,15 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
                 "not read here. Record the wait events without it."
             )
         at += step
-    return Piece(offset, words, samples[:count], others, offset + 8 * at), sane
+    return Piece(offset, words, samples[:count], shortest, others, offset + 8 * at), sane
 
 
-def _run(words: NDArray[np.uint64], at: int, step: int, head: int) -> int:
+def _run(words: NDArray[np.uint64], at: int, step: int) -> int:
     """Return how many whole records, one each `step` words from `at` on, begin like the first."""
     firsts = words[at : len(words) - step + 1 : step]
-    mask, want = np.uint64(_ALIKE), np.uint64(head)
     done, block = 0, 512
     while done < len(firsts):
-        differ = (firsts[done : done + block] & mask) != want
+        differ = firsts[done : done + block] != firsts[0]
         first = int(differ.argmax())
         if differ[first]:
             return done + first
