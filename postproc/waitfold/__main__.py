@@ -1,7 +1,17 @@
-"""`python -m waitfold`."""
+"""Where the command begins: quiet at Ctrl-C, even while its modules are loaded."""
 
 import sys
 
-from waitfold.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command; return its exit status."""
+    try:
+        from waitfold import cli
+
+        return cli.main()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

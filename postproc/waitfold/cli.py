@@ -54,7 +54,7 @@ examples:
     "flamegraph": """\
 examples:
   waitfold flamegraph waits-db1 -o waits.svg
-  waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, 10:00, slow checkout'""",
+  waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, slow checkout'""",
 }
 
 
@@ -73,8 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WaitfoldError as error:
         _complain(str(error))
         return 2 if isinstance(error, Misuse) else 1
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # The reader has what it wanted. Nothing is left for the interpreter to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -267,23 +265,29 @@ def _run_script(verb: str, args: list[str]) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write that takes the place of `path` when it is complete."""
+    """Give a file to write that takes the place of `path` when it is complete.
+
+    What is no regular file, as /dev/null, is written to as it is.
+    """
+    target = path.resolve()
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                yield file
+            return
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise WaitfoldError(f"{path}: cannot be written: {error.strerror}") from None
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except OSError as error:
-        raise WaitfoldError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise WaitfoldError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _progress() -> Progress | None:
