@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from waitfold.backends import CLIENT, KINDS, UNKNOWN, Backend
 from waitfold.capture import Capture
-from waitfold.events import TransitionStream, transitions
+from waitfold.events import EXIT, Transitions, TransitionStream, transitions
 from waitfold.pair import Intervals, pair
 from waitfold.summary import Summary, ValueStats
 from waitfold.waitevents import CLIENT_READ, WaitEvents, is_idle
@@ -55,7 +56,6 @@ class Analysis:
     `summaries` are by kind of process: `foreground` of client backends and parallel workers,
     `background` of all others whose type is known, `unknown` of the rest. A process that no
     title tells about is a client backend if it ever was in Client:ClientRead, else unknown.
-    `first_ns` is when a process was first in a wait.
 
     `times` has one row per process and wait event that it was in: `pid`, `type`, `who`
     (user/database, empty if not known), `kind`, `value`, `class`, `name`, `idle`; `count` and
@@ -65,9 +65,9 @@ class Analysis:
 
     capture: Capture
     stream: TransitionStream
+    lives: Lives
     summaries: dict[str, Summary]
     backends: dict[int, Backend]
-    first_ns: dict[int, int]
     times: pd.DataFrame
 
     @property
@@ -144,24 +144,56 @@ class Analysis:
         waits = self.capture.seen.waits
         foreground = [pid for pid, b in self.backends.items() if b.kind == "foreground"]
         lived = [pid for pid in foreground if pid in idle or waits.get(pid) == 0]
-        return sum(self._lifetime_ns(pid) - int(idle.get(pid, 0)) for pid in lived)
+        start, end = self.start_ns, self.end_ns
+        total = 0
+        for pid in lived:
+            since = start if pid in waits else self.lives.first_ns.get(pid, start)
+            total += self.lives.length_ns(pid, since, start, end) - int(idle.get(pid, 0))
+        return total
 
-    def _lifetime_ns(self, pid: int) -> int:
-        if pid in self.stream.forks:
-            born = self.stream.forks[pid][1]
-        elif pid in self.capture.seen.waits:
-            born = self.start_ns
-        else:
-            born = self.first_ns.get(pid, self.start_ns)
-        died = self.stream.exits.get(pid, self.end_ns)
-        return max(0, min(died, self.end_ns) - max(born, self.start_ns))
+
+class Lives:
+    """When processes were born and died, as often as their pids were given out.
+
+    `first_ns` is when a process was first in a wait.
+    """
+
+    def __init__(self) -> None:
+        self.first_ns: dict[int, int] = {}
+        self._marks: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def watch(self, batches: Iterator[Transitions]) -> Iterator[Transitions]:
+        """Hand the batches on, and take down the births and deaths in them."""
+        for batch in batches:
+            marked = batch.take(np.flatnonzero(batch.mark))
+            columns = (marked.pid, marked.tid, marked.time_ns, marked.mark)
+            for pid, tid, time_ns, mark in zip(*(c.tolist() for c in columns), strict=True):
+                if pid == tid:
+                    self._marks[pid].append((time_ns, mark))
+            yield batch
+
+    def length_ns(self, pid: int, since_ns: int, start_ns: int, end_ns: int) -> int:
+        """Return how long a process lived in the window.
+
+        `since_ns` is from when on one lived that was not seen to be born.
+        """
+        marks = self._marks.get(pid, [])
+        born = since_ns if not marks or marks[0][1] == EXIT else None
+        length = 0
+        for time_ns, mark in [*marks, (end_ns, EXIT)]:
+            if mark == EXIT and born is not None:
+                length += max(0, min(time_ns, end_ns) - max(born, start_ns))
+            born = None if mark == EXIT else time_ns
+        return length
 
 
 def intervals(
-    capture: Capture, progress: Progress | None = None
+    capture: Capture, progress: Progress | None = None, lives: Lives | None = None
 ) -> tuple[TransitionStream, Iterator[Intervals]]:
     """Return the transitions of a capture and, lazily, the intervals that they make."""
     stream = transitions(capture.files, capture.rule, progress)
+    if lives is not None:
+        stream.batches = lives.watch(stream.batches)
     merged = capture.events.merged
     paired = pair(stream, capture.start_ns, capture.end_ns, capture.seen.waits)
     return stream, (replace(batch, value=merged(batch.value)) for batch in paired)
@@ -169,34 +201,38 @@ def intervals(
 
 def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:
     """Read a capture through and sum it up."""
-    stream, batches = intervals(capture, progress)
+    lives = Lives()
+    stream, batches = intervals(capture, progress, lives)
     summaries = {kind: Summary() for kind in KINDS}
     known = {p: b for p, b in capture.seen.backends.items() if b.type != UNKNOWN}
     undecided: dict[int, Summary] = {}
-    first_ns: dict[int, int] = {}
     for batch in batches:
-        pids, rows = np.unique(batch.pid, return_inverse=True)
-        first = np.full(len(pids), np.iinfo(np.int64).max)
-        np.minimum.at(first, rows, batch.start_ns)
-        readers = set(np.unique(batch.pid[batch.value == CLIENT_READ]).tolist())
-        kinds = np.full(len(pids), -1)
-        for i, (pid, time_ns) in enumerate(zip(pids.tolist(), first.tolist(), strict=True)):
-            first_ns[pid] = min(time_ns, first_ns.get(pid, time_ns))
-            if pid not in known and pid in readers:
+        if not len(batch):
+            continue
+        # Rows of one process stand together.
+        heads = np.flatnonzero(np.append(True, batch.pid[1:] != batch.pid[:-1]))
+        lengths = np.diff(np.append(heads, len(batch)))
+        kinds = np.full(len(heads), -1, np.int8)
+        for i, (head, length) in enumerate(zip(heads.tolist(), lengths.tolist(), strict=True)):
+            pid = int(batch.pid[head])
+            lives.first_ns.setdefault(pid, int(batch.start_ns[head]))
+            rows = slice(head, head + length)
+            if pid not in known and (batch.value[rows] == CLIENT_READ).any():
                 known[pid] = Backend(CLIENT)
                 if pid in undecided:
                     summaries["foreground"].merge(undecided.pop(pid))
             if pid in known:
                 kinds[i] = KINDS.index(known[pid].kind)
             else:
-                undecided.setdefault(pid, Summary()).add(batch.take(rows == i))
+                undecided.setdefault(pid, Summary()).add(batch.take(rows))
+        kind_of_row = np.repeat(kinds, lengths)
         for i, kind in enumerate(KINDS):
-            summaries[kind].add(batch.take((kinds == i)[rows]))
+            summaries[kind].add(batch.take(kind_of_row == i))
     for summary in undecided.values():
         summaries["unknown"].merge(summary)
     backends = known | {pid: Backend(UNKNOWN) for pid in undecided}
     times = _times(summaries, backends, capture.events)
-    return Analysis(capture, stream, summaries, backends, first_ns, times)
+    return Analysis(capture, stream, lives, summaries, backends, times)
 
 
 def _times(
