@@ -78,10 +78,15 @@ record() {
 
 # record_here: 1 when this host does not allow it; it has said why.
 record_here() {
-    local found
+    local found error
     # In a container, and on some hosts, nobody has mounted it yet.
-    ((EUID)) || [[ -e /sys/kernel/tracing/README ]] || ! mount -t tracefs nodev /sys/kernel/tracing 2>/dev/null ||
-        say "mounted tracefs on /sys/kernel/tracing"
+    if ((EUID == 0)) && [[ ! -e /sys/kernel/tracing/README ]]; then
+        if error=$(mount -t tracefs nodev /sys/kernel/tracing 2>&1); then
+            say "mounted tracefs on /sys/kernel/tracing"
+        else
+            say "tracefs cannot be mounted here: $error"
+        fi
+    fi
     work=$(mktemp -d "${TMPDIR:-/tmp}/waitfold-demo.XXXXXX")
     found=$(obstacles)
     [[ -z $found ]] || {
