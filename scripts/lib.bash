@@ -323,46 +323,92 @@ registered() {
         event ~ pattern && !seen[event]++ { print event }' "$TRACEFS/uprobe_events"
 }
 
+# dead INSTANCE-OR-GROUP: 0 when it is of this pid namespace and the run that it is named after is gone.
+dead() {
+    local rest=${1##*/} namespace
+    pid_namespace
+    namespace=$REPLY
+    [[ $rest =~ ^waitfold_${namespace}_([0-9]+)_([0-9]+)$ ]] || return 1
+    [[ $(starttime "${BASH_REMATCH[1]}") != "${BASH_REMATCH[2]}" ]]
+}
+
+# remove_dead_instances: those of runs that were killed while they asked. The kernel disables what they had enabled.
+remove_dead_instances() {
+    local dir
+    for dir in "$TRACEFS"/instances/waitfold_*; do
+        if [[ -d $dir ]] && dead "$dir"; then rmdir "$dir" 2>/dev/null || true; fi
+    done
+}
+
+# enabled GROUP/EVENT: 0 unless every instance of ftrace says that it is off.
+enabled() {
+    local file state
+    for file in "$TRACEFS/events/$1/enable" "$TRACEFS"/instances/*/events/"$1"/enable; do
+        [[ -e $file ]] || continue
+        { read -r state <"$file"; } 2>/dev/null && [[ $state == 0 ]] || return 0
+    done
+    return 1
+}
+
+# named_by_a_process GROUP/EVENT: 0 when a process has the group on its command line: a perf that may be about to
+# open it. Those for use by hand may be named by a pattern, so any of them counts.
+named_by_a_process() {
+    local name=${1%%/*}
+    [[ $name != waitfold_keep_* ]] || name=waitfold_keep_
+    # Through the environment: on its command line awk would find itself.
+    { cat /proc/[0-9]*/cmdline 2>/dev/null || true; } | tr '\0' '\n' |
+        NAME=$name awk 'index($0, ENVIRON["NAME"]) { found = 1 } END { exit !found }'
+}
+
 # unregister GROUP/EVENT: takes an event out. Returns 1, and leaves it whole, while anything still uses it.
 #
 # Linux (seen in 6.1 and 6.18) removes an event of several places piece by piece: it
-# finds out that perf uses it only after all places but one are freed, and the next
-# backend that runs into one of those takes the kernel down. So ask first: what perf
-# uses cannot be enabled for ftrace (EINTR), and what ftrace uses is enabled in some instance.
-# The question is put in an instance of our own, which records nothing.
+# finds out that somebody uses it only after all places but one are freed, and the next
+# backend that runs into one of those takes the kernel down. So ask first. What perf
+# uses cannot be enabled for ftrace (EINTR): the question is put in an instance of our own, which
+# records nothing. What ftrace uses is enabled in some instance, so the others are looked at, and only one
+# of our runs asks at a time: whoever sees another's instance withdraws. The instance stays until the event is
+# gone, so that this holds to the end.
+# A perf that opens the event while we ask would get it between our answer and the removal (the kernel takes
+# 50 ms to disable 180 places), so a perf that is only starting counts as use.
 unregister() {
-    local event=$1 instance state
+    local event=$1 instance other removed=1
+    remove_dead_instances
     group_of_this_run
     instance=$TRACEFS/instances/$REPLY
-    mkdir -p "$instance" || return 1
-    state=busy
-    if echo 0 >"$instance/tracing_on" && { echo 1 >"$instance/events/$event/enable"; } 2>/dev/null; then
-        echo 0 >"$instance/events/$event/enable" && state=idle
+    mkdir "$instance" 2>/dev/null || return 1
+    for other in "$TRACEFS"/instances/waitfold_*; do
+        [[ $other == "$instance" ]] || removed=
+    done
+    if [[ -n $removed ]] && ! named_by_a_process "$event" && ! enabled "$event" &&
+        echo 0 >"$instance/tracing_on" && { echo 1 >"$instance/events/$event/enable"; } 2>/dev/null; then
+        echo 0 >"$instance/events/$event/enable" && ! enabled "$event" && ! named_by_a_process "$event" &&
+            { echo "-:$event" >>"$TRACEFS/uprobe_events"; } 2>/dev/null || removed=
+    else
+        removed=
     fi
     rmdir "$instance"
-    [[ $state == idle ]] && { echo "-:$event" >>"$TRACEFS/uprobe_events"; } 2>/dev/null
+    [[ -n $removed ]]
 }
 
 # remove_stale: takes out what runs of ours left that were killed: of this pid namespace, the process gone.
 remove_stale() {
-    local namespace event group rest pid start dir
+    local namespace event group pid
+    remove_dead_instances
     pid_namespace
     namespace=$REPLY
     while read -r event; do
-        group=${event%%/*} rest=${event%%/*}
-        rest=${rest#waitfold_"${namespace}"_} pid=${rest%_*} start=${rest#*_}
-        [[ $(starttime "$pid") != "$start" ]] || continue
+        group=${event%%/*}
+        dead "$group" || continue
+        pid=${group#waitfold_"${namespace}"_} pid=${pid%_*}
+        # A perf that the run had just forked has its command line by then, and is seen by it.
+        sleep 0.5
         if unregister "$event"; then
             warn "removed the probes that a killed run (process $pid) had left"
         else
             warn "the probes of a killed run (process $pid) are still in use, by the perf that it left: they go with the next run"
         fi
     done < <(registered "waitfold_${namespace}_[0-9]+_[0-9]+")
-    for dir in "$TRACEFS/instances/waitfold_${namespace}_"*_*; do
-        [[ -d $dir ]] || continue
-        rest=${dir##*/waitfold_"${namespace}"_} pid=${rest%_*} start=${rest#*_}
-        [[ $(starttime "$pid") == "$start" ]] || rmdir "$dir" 2>/dev/null || true
-    done
 }
 
 # read_set NAME: reads probes/NAME.set; sets SET_EVENT, SET_FIELD, SET_TYPE and SET_SYMBOL to what is to be

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,16 +47,35 @@ def uprobe_events() -> str:
         pytest.exit("reading uprobe_events hangs: the kernel's tracing is wedged, reboot", 3)
 
 
+def parent(pid: str) -> str:
+    """The pid of a process's parent; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return ""
+
+
+def of_another_run(text: str) -> bool:
+    """Whether a name in the text is of a recorder that runs and that this test run did not start."""
+    owner = re.search(r"waitfold_\d+_(\d+)_\d+", text)
+    pid = owner[1] if owner else ""
+    if not parent(pid):
+        return False
+    while pid not in ("", "0", str(os.getpid())):
+        pid = parent(pid)
+    return pid != str(os.getpid())
+
+
 def leftovers() -> list[str]:
     """Probes, instances and perfs of waitfold that are there now."""
-    found = [line for line in uprobe_events().splitlines() if "waitfold_" in line][:3]
-    found += [str(path) for path in (TRACEFS / "instances").glob("waitfold_*")]
+    found = uprobe_events().splitlines()
+    found += [str(path) for path in (TRACEFS / "instances").iterdir()]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if words[0] == b"perf" and any(b"waitfold_" in word for word in words):
-                found.append(f"perf, process {path.parent.name}")
-    return found
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if command.startswith("perf record"):
+                found.append(command)
+    return [line for line in found if "waitfold_" in line and not of_another_run(line)]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +91,7 @@ def nothing_left() -> Iterator[None]:
     # Clean up with the tool itself, so that the tests that follow mean something.
     subprocess.run([SCRIPTS / "waitfold-probes", "list"], capture_output=True, check=False)
     subprocess.run([SCRIPTS / "waitfold-probes", "del"], capture_output=True, check=False)
-    pytest.fail(f"left behind: {left}")
+    pytest.fail(f"left behind: {left[:3]}")
 
 
 @pytest.fixture(scope="session", autouse=True)
