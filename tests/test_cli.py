@@ -111,6 +111,22 @@ def test_bare_file(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    "named",
+    [
+        [],
+        ["--start", "sdt_postgresql:*start", "--value", "arg1", "--end", "sdt_postgresql:*end"],
+    ],
+)
+def test_start_and_end(run: Run, named: list[str]) -> None:
+    """Compiled-in probes, known or named by hand, pair a start event with an end event."""
+    data = MIXED.parent / "usdt.data"
+    report = json.loads(run("report", data, "--pg-version", "15.18", "--json", *named)[1])
+    (wait,) = report["waits"]
+    assert (wait["class"], wait["name"]) == ("IO", "WALWrite")
+    assert (wait["count"], wait["total_ns"], wait["max_ns"]) == (6, 203_399, 56_397)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--pg-version", "fifteen"], "not a PostgreSQL version"),
