@@ -55,6 +55,7 @@ start_server() {
 listen_addresses = ''
 unix_socket_directories = '$work'
 shared_buffers = 8MB
+autovacuum = off
 END
     as_postgres pg_ctl -D "$work/data" -l "$work/server.log" -w start >>"$work/log"
     "$bin/pgbench" -h "$work" -U postgres -i -q -s 20 postgres 2>>"$work/log"
@@ -84,7 +85,7 @@ record_here() {
         if error=$(mount -t tracefs nodev /sys/kernel/tracing 2>&1); then
             say "mounted tracefs on /sys/kernel/tracing"
         else
-            say "tracefs cannot be mounted here: $error"
+            say "tracefs cannot be mounted here: ${error%%$'\n'*}"
         fi
     fi
     work=$(mktemp -d "${TMPDIR:-/tmp}/waitfold-demo.XXXXXX")
