@@ -353,7 +353,8 @@ class _Source:
             return narrow
         bytes_ = piece.words.view(np.uint8)
         first = 4 * raw + 4 + field.offset
-        wide = bytes_[first[:, None] + np.arange(field.size)].view(f"<u{field.size}")[:, 0]
+        places = first[:, None] + np.arange(field.size)
+        wide: NDArray[np.unsignedinteger] = bytes_[places].view(f"<u{field.size}")[:, 0]
         if len(wide) and int(wide.max()) > 0xFFFF_FFFF:
             raise WaitfoldError(
                 f"{self.data.path}: the field {field.name} holds {int(wide.max()):#x}, but a wait "

@@ -358,6 +358,11 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
         head = view[at]
         step = head >> 51
         kind = head & 0xFFFF_FFFF
+        if kind in (COMPRESSED, COMPRESSED2):
+            raise PerfDataError(
+                f"{path} was recorded with perf record -z, and compressed records are not read "
+                "here. Record without -z."
+            )
         if head >> 48 & 7 or step < (2 if kind == SAMPLE else 1):
             sane = False
             break
@@ -379,11 +384,6 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
             continue
         if kind in _KEPT:
             others.append(at)
-        elif kind in (COMPRESSED, COMPRESSED2):
-            raise PerfDataError(
-                f"{path} was recorded with perf record -z. Expand it where perf is, with "
-                f"'perf inject -i {path.name} -o plain.data', and give that file."
-            )
         elif kind == AUXTRACE:
             raise PerfDataError(
                 f"{path} holds a hardware trace (AUXTRACE at byte {offset + 8 * at}), which is "
@@ -467,15 +467,15 @@ class _Sections:
         header = _pread(self.file, 0, _HEADER)
         if header[:8] == b"2ELIFREP":
             raise PerfDataError(
-                f"{path} was recorded on a big-endian machine, which is not read here. Use perf "
-                "script there, and give its output."
+                f"{path} was recorded on a big-endian machine, which is not read here. Record on "
+                "a little-endian one, as x86-64 is."
             )
         if header[:8] != b"PERFILE2":
             raise PerfDataError(f"{path} is not a perf.data file: it does not begin with PERFILE2.")
         if len(header) >= 16 and header[8:16] == struct.pack("<Q", 16):
             raise PerfDataError(
-                f"{path} was written by perf to a pipe (perf record -o -). Make a file of it with "
-                f"'perf inject -i {path.name} -o file.data', or record with -o FILE."
+                f"{path} was written by perf to a pipe (perf record -o -), which is not read here. "
+                "Record with -o FILE."
             )
         if len(header) < _HEADER or header[8:16] != struct.pack("<Q", _HEADER):
             raise PerfDataError(

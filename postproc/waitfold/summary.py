@@ -205,7 +205,7 @@ class Summary:
 
 def _bucket(durations: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return each duration's bucket: exponent and first bits of the fraction of a double."""
-    bits = np.maximum(durations, 1).astype(np.float64).view(np.int64)
+    bits: NDArray[np.int64] = np.maximum(durations, 1).astype(np.float64).view(np.int64)
     return (bits >> (52 - _BITS)) - (1023 << _BITS)
 
 
