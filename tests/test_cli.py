@@ -206,6 +206,14 @@ def _damage_time(capture: Path) -> None:
     _edit(capture / "manifest", "start_ns\t", "start_ns\t-")
 
 
+def _damage_window(capture: Path) -> None:
+    _edit(capture / "manifest", "end_ns\t2", "end_ns\t")
+
+
+def _huge_time(capture: Path) -> None:
+    _edit(capture / "manifest", "end_ns\t", "end_ns\t" + "9" * 5000)
+
+
 def _damage_version(capture: Path) -> None:
     _edit(capture / "manifest", "pg_version\t15.18", "pg_version\tPostgres")
 
@@ -257,7 +265,9 @@ def _other_event(capture: Path) -> None:
         (_damage_format, "a capture of format 2; this waitfold reads up to 1"),
         (_damage_set, "the probe set 'block-io', which this waitfold does not know"),
         (_damage_line, "manifest:13: not 'key<TAB>value'"),
-        (_damage_time, "start_ns is not a time in ns"),
+        (_damage_time, "start_ns or end_ns is not a time in ns"),
+        (_damage_window, "the window ends before it begins"),
+        (_huge_time, "start_ns or end_ns is not a time in ns"),
         (_damage_version, "'Postgres' is not a PostgreSQL version"),
         (_damage_backends, "backends.tsv:3: not 'pid seen_ns wait title'"),
         (_cut_manifest, "no 'mode': cut short or damaged"),

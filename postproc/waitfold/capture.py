@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -88,7 +89,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     pg_version = manifest["pg_version"]
     events = WaitEvents(pg_version)
     warnings = list(events.warnings)
-    start_ns, end_ns = _time(folder, manifest, "start_ns"), _time(folder, manifest, "end_ns")
+    start_ns, end_ns = _window(folder, manifest)
     if end_ns is None:
         warnings.append("the recorder was killed: the window ends with the last event")
     sets = load_sets()
@@ -104,7 +105,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         seen = read_backends(folder / "backends.tsv", Version.parse(pg_version).major, start_ns)
     else:
         warnings.append("backends.tsv is missing: processes are told apart by their waits only")
-    if manifest.get("postmaster", "").isdecimal():
+    if re.fullmatch(r"[0-9]{1,9}", manifest.get("postmaster", "")):
         seen.backends[int(manifest["postmaster"])] = Backend(POSTMASTER)
     # A perf that was killed did not write what the events are called and carry.
     fields = {f"{group}:{k}": probe_fields(list(v.items())) for k, v in probe_set.fields.items()}
@@ -134,7 +135,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
             raise WaitfoldError(f"{path}:{number}: not 'key<TAB>value': {line[:60]!r}")
         manifest[key] = value
     form = manifest.get("format", "")
-    if not form.isdecimal():
+    if not re.fullmatch(r"[0-9]{1,9}", form):
         raise WaitfoldError(f"{path}: no format: not the manifest of a capture, or cut short")
     if int(form) > FORMAT:
         raise WaitfoldError(
@@ -147,11 +148,14 @@ def _read_manifest(path: Path) -> dict[str, str]:
     return manifest
 
 
-def _time(folder: Path, manifest: dict[str, str], key: str) -> int | None:
-    text = manifest.get(key)
-    if text is not None and not text.isdecimal():
-        raise WaitfoldError(f"{folder / 'manifest'}: {key} is not a time in ns: {text[:60]!r}")
-    return None if text is None else int(text)
+def _window(folder: Path, manifest: dict[str, str]) -> tuple[int | None, int | None]:
+    times = [manifest.get(key) for key in ("start_ns", "end_ns")]
+    if any(text is not None and not re.fullmatch(r"[0-9]{1,18}", text) for text in times):
+        raise WaitfoldError(f"{folder / 'manifest'}: start_ns or end_ns is not a time in ns")
+    start_ns, end_ns = (None if text is None else int(text) for text in times)
+    if start_ns is not None and end_ns is not None and end_ns < start_ns:
+        raise WaitfoldError(f"{folder / 'manifest'}: the window ends before it begins")
+    return start_ns, end_ns
 
 
 def _open_file(path: Path, naming: Naming) -> Capture:

@@ -18,7 +18,7 @@ CLIENT_READ = 0x06000000
 """Client:ClientRead, the first of its class and so the same in every version from 10 on."""
 
 _LWLOCK, _ACTIVITY, _EXTENSION, _INJECTION_POINT = 0x01, 0x05, 0x07, 0x0B
-_VERSION = re.compile(r"(\d+)(?:\.(\d+)|(beta|rc)\d+|(devel))?")
+_VERSION = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4})|(beta|rc)[0-9]{1,4}|(devel))?")
 
 
 @dataclass(frozen=True)
