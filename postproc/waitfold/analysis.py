@@ -18,6 +18,9 @@ from waitfold.waitevents import CLIENT_READ, WaitEvents, is_idle
 
 Progress = Callable[[int, int], None]
 
+_UNDECIDED_MAX = 4 << 20
+"""Intervals, and with them memory, for processes of which it is not yet known what they are."""
+
 _TIMES = {
     "pid": "int64",
     "type": "str",
@@ -53,9 +56,10 @@ class Wait:
 class Analysis:
     """A capture summed up.
 
-    `summaries` are by kind of process: `foreground` of client backends and parallel workers,
-    `background` of all others whose type is known, `unknown` of the rest. A process that no
-    title tells about is a client backend if it ever was in Client:ClientRead, else unknown.
+    `parts` sums up each interval once: `idle`, what is_idle() says, of all processes; the rest
+    by kind of process, `foreground` of client backends and parallel workers, `background` of all
+    others whose type is known, `unknown` of those that no title tells about. A process without a
+    title is a client backend if it ever was in Client:ClientRead.
 
     `times` has one row per process and wait event that it was in: `pid`, `type`, `who`
     (user/database, empty if not known), `kind`, `value`, `class`, `name`, `idle`; `count` and
@@ -66,7 +70,7 @@ class Analysis:
     capture: Capture
     stream: TransitionStream
     lives: Lives
-    summaries: dict[str, Summary]
+    parts: dict[str, Summary]
     backends: dict[int, Backend]
     times: pd.DataFrame
 
@@ -92,15 +96,26 @@ class Analysis:
         """What the user should know before trusting the numbers."""
         return [*self.capture.warnings, *self.stream.warnings]
 
+    @property
+    def intervals(self) -> int:
+        """Number of complete intervals."""
+        return sum(part.intervals for part in self.parts.values())
+
+    @property
+    def censored(self) -> dict[str, int]:
+        """Number of intervals cut by `start` and `end` of the window, and by `lost` samples."""
+        parts = self.parts.values()
+        return {why: sum(p.censored[why] for p in parts) for why in ("start", "end", "lost")}
+
     def everything(self) -> Summary:
-        """Return the summary over all processes."""
+        """Return the parts as one."""
         everything = Summary()
-        for summary in self.summaries.values():
-            everything.merge(summary)
+        for part in self.parts.values():
+            everything.merge(part)
         return everything
 
     def waits(self, summary: Summary) -> list[Wait]:
-        """Return the wait events of one of the summaries, the greatest time first."""
+        """Return a summary's wait events, the greatest time first."""
         stats = {s.value: s for s in summary.values()}
         time: dict[int, int] = {}
         for (_, value), seen in summary.pid_values().items():
@@ -203,12 +218,13 @@ def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:
     """Read a capture through and sum it up."""
     lives = Lives()
     stream, batches = intervals(capture, progress, lives)
-    summaries = {kind: Summary() for kind in KINDS}
+    parts = {name: Summary() for name in (*KINDS, "idle")}
     known = {p: b for p, b in capture.seen.backends.items() if b.type != UNKNOWN}
     undecided: dict[int, Summary] = {}
     for batch in batches:
         if not len(batch):
             continue
+        idle = is_idle(batch.value)
         # Rows of one process stand together.
         heads = np.flatnonzero(np.append(True, batch.pid[1:] != batch.pid[:-1]))
         lengths = np.diff(np.append(heads, len(batch)))
@@ -220,30 +236,39 @@ def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:
             if pid not in known and (batch.value[rows] == CLIENT_READ).any():
                 known[pid] = Backend(CLIENT)
                 if pid in undecided:
-                    summaries["foreground"].merge(undecided.pop(pid))
+                    parts["foreground"].merge(undecided.pop(pid))
             if pid in known:
                 kinds[i] = KINDS.index(known[pid].kind)
             else:
-                undecided.setdefault(pid, Summary()).add(batch.take(rows))
-        kind_of_row = np.repeat(kinds, lengths)
-        for i, kind in enumerate(KINDS):
-            summaries[kind].add(batch.take(kind_of_row == i))
+                busy = head + np.flatnonzero(~idle[rows])
+                undecided.setdefault(pid, Summary()).add(batch.take(busy))
+        part_of_row = np.where(idle, len(KINDS), np.repeat(kinds, lengths))
+        for i, part in enumerate(parts.values()):
+            part.add(batch.take(np.flatnonzero(part_of_row == i)))
+        if sum(summary.intervals for summary in undecided.values()) > _UNDECIDED_MAX:
+            known |= _give_up(undecided, parts["unknown"])
+    known |= _give_up(undecided, parts["unknown"])
+    return Analysis(capture, stream, lives, parts, known, _times(parts, known, capture.events))
+
+
+def _give_up(undecided: dict[int, Summary], unknown: Summary) -> dict[int, Backend]:
+    """Move the processes of which it is not decided what they are to those of unknown type."""
     for summary in undecided.values():
-        summaries["unknown"].merge(summary)
-    backends = known | {pid: Backend(UNKNOWN) for pid in undecided}
-    times = _times(summaries, backends, capture.events)
-    return Analysis(capture, stream, lives, summaries, backends, times)
+        unknown.merge(summary)
+    backends = dict.fromkeys(undecided, Backend(UNKNOWN))
+    undecided.clear()
+    return backends
 
 
 def _times(
-    summaries: dict[str, Summary], backends: dict[int, Backend], events: WaitEvents
+    parts: dict[str, Summary], backends: dict[int, Backend], events: WaitEvents
 ) -> pd.DataFrame:
     rows = [
         (
             pid,
             backends[pid].type,
             backends[pid].who,
-            kind,
+            backends[pid].kind,
             value,
             *events.label(value),
             is_idle(value),
@@ -252,7 +277,7 @@ def _times(
             seen.censored_ns,
             seen.total_ns + seen.censored_ns,
         )
-        for kind, summary in summaries.items()
-        for (pid, value), seen in summary.pid_values().items()
+        for part in parts.values()
+        for (pid, value), seen in part.pid_values().items()
     ]
     return pd.DataFrame(rows, columns=list(_TIMES)).astype(_TIMES)

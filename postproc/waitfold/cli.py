@@ -18,6 +18,7 @@ from waitfold import __version__
 from waitfold.analysis import Progress, analyse, intervals
 from waitfold.capture import Capture, Naming, open_capture
 from waitfold.errors import Misuse, WaitfoldError
+from waitfold.events import TransitionStream
 from waitfold.show import fold, text, waits
 
 SCRIPTS = {
@@ -223,10 +224,7 @@ def _waits(options: argparse.Namespace) -> None:
     else:
         with _replacing(Path(options.o)) as file:
             writer(batches, capture.events, file)
-    for warning in [*capture.warnings, *stream.warnings]:
-        _complain(f"warning: {warning}")
-    if stream.lost:
-        _complain(f"warning: {stream.lost} samples were lost")
+    _warn(capture, stream)
 
 
 def _fold(options: argparse.Namespace) -> None:
@@ -245,9 +243,15 @@ def _flamegraph(options: argparse.Namespace) -> None:
 
 def _stacks(capture: Capture, with_idle: bool) -> str:
     analysis = analyse(capture, _progress())
-    for warning in analysis.warnings:
-        _complain(f"warning: {warning}")
+    _warn(capture, analysis.stream)
     return fold.folded(analysis, with_idle)
+
+
+def _warn(capture: Capture, stream: TransitionStream) -> None:
+    for warning in [*capture.warnings, *stream.warnings]:
+        _complain(f"warning: {warning}")
+    if stream.lost:
+        _complain(f"warning: {stream.lost} samples were lost")
 
 
 def _run_script(verb: str, args: list[str]) -> None:

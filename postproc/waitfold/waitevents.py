@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,12 +131,16 @@ class WaitEvents:
         return np.where(user, np.uint32(_LWLOCK << 24 | first), values).astype(np.uint32)
 
 
-def is_idle(value: int) -> bool:
+@overload
+def is_idle(value: int) -> bool: ...
+@overload
+def is_idle(value: NDArray[np.uint32]) -> NDArray[np.bool_]: ...
+def is_idle(value: int | NDArray[np.uint32]) -> bool | NDArray[np.bool_]:
     """Whether a process in this wait is not known to have work: ClientRead, the Activity class, 0.
 
     0 is the wait of which only the end was seen (pair.Intervals).
     """
-    return value in (CLIENT_READ, 0) or value >> 24 == _ACTIVITY
+    return (value == CLIENT_READ) | (value == 0) | (value >> 24 == _ACTIVITY)
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

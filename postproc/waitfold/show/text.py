@@ -12,8 +12,6 @@ import pandas as pd
 
 from waitfold.analysis import Analysis, Wait
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
-from waitfold.summary import Summary
-from waitfold.waitevents import is_idle
 
 FORMAT = 1
 """Format of the JSON report."""
@@ -28,8 +26,7 @@ def report_json(analysis: Analysis) -> str:
     `intervals` and, of each wait, all but `cut_ns` are of the complete intervals. `cut_ns` is
     what was seen of those that the window or a loss cut; `db_time_ns` counts them in.
     """
-    everything = analysis.everything()
-    waits = sorted(analysis.waits(everything), key=_complete_ns, reverse=True)
+    waits = sorted(analysis.waits(analysis.everything()), key=_complete_ns, reverse=True)
     report = {
         "format": FORMAT,
         "pg_version": analysis.capture.pg_version,
@@ -38,8 +35,8 @@ def report_json(analysis: Analysis) -> str:
         "db_time_ns": analysis.db_time_ns(),
         "transitions": analysis.stream.samples,
         "lost": analysis.stream.lost,
-        "intervals": everything.intervals,
-        "censored": everything.censored,
+        "intervals": analysis.intervals,
+        "censored": analysis.censored,
         "waits": [_wait_json(wait) for wait in waits],
         "backends": [
             {"pid": p["pid"], "type": p["type"], "count": p["count"], "total_ns": p["total_ns"]}
@@ -72,16 +69,15 @@ def _wait_json(wait: Wait) -> dict[str, Any]:
 
 def report_text(analysis: Analysis, by_backend: bool, histogram: bool) -> str:
     """Return the report as text: head, tables, and histograms if asked for."""
-    everything = analysis.everything()
-    lines = _head(analysis, everything)
+    lines = _head(analysis)
     lines += _process_table(analysis.processes()) if by_backend else _wait_tables(analysis)
     if histogram:
-        for wait in analysis.waits(everything):
+        for wait in analysis.waits(analysis.everything()):
             lines += _histogram(wait)
     return "\n".join(lines) + "\n"
 
 
-def _head(analysis: Analysis, everything: Summary) -> list[str]:
+def _head(analysis: Analysis) -> list[str]:
     capture, stream = analysis.capture, analysis.stream
     manifest = capture.manifest
     server = f"PostgreSQL {capture.pg_version}, mode {capture.mode}"
@@ -104,7 +100,7 @@ def _head(analysis: Analysis, everything: Summary) -> list[str]:
     lost = "no samples lost"
     if stream.lost:
         lost = f"LOST {stream.lost} SAMPLES in {_plural(len(stream.gaps), 'gap')}"
-    cut = everything.censored
+    cut = analysis.censored
     db_time = analysis.db_time_ns()
     sessions = db_time / analysis.window_ns if analysis.window_ns else 0.0
     head = {
@@ -112,7 +108,7 @@ def _head(analysis: Analysis, everything: Summary) -> list[str]:
         "window": window,
         "processes": ", ".join(processes),
         "transitions": f"{stream.samples}, {lost}",
-        "intervals": f"{everything.intervals} complete; cut by the window's start "
+        "intervals": f"{analysis.intervals} complete; cut by the window's start "
         f"{cut['start']}, its end {cut['end']}, losses {cut['lost']}",
         "DB time": f"{seconds(db_time)}, {sessions:.2f} average active sessions",
     }
@@ -123,27 +119,25 @@ def _head(analysis: Analysis, everything: Summary) -> list[str]:
 
 
 def _wait_tables(analysis: Analysis) -> list[str]:
-    waits = {kind: analysis.waits(summary) for kind, summary in analysis.summaries.items()}
-    busy = {kind: [w for w in of_kind if not is_idle(w.value)] for kind, of_kind in waits.items()}
-    idle = analysis.waits(analysis.everything())
+    waits = {name: analysis.waits(part) for name, part in analysis.parts.items()}
     db_time = analysis.db_time_ns()
-    no_wait = max(0, db_time - sum(wait.time_ns for wait in busy["foreground"]))
+    no_wait = max(0, db_time - sum(wait.time_ns for wait in waits["foreground"]))
     return [
         "",
         "Waits of client backends and parallel workers",
         _columns(_SHARE),
-        *chain.from_iterable(_row(wait, db_time) for wait in busy["foreground"]),
+        *chain.from_iterable(_row(wait, db_time) for wait in waits["foreground"]),
         f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, db_time)}",
         "On a CPU, waiting for one, or in code that reports no wait event.",
         *_table(
-            "Idle",
-            [wait for wait in idle if is_idle(wait.value)],
+            "Idle, all processes",
+            waits["idle"],
             "Client:ClientRead counts as idle inside a transaction too.",
         ),
-        *_table("Waits of background processes (not in DB time)", busy["background"]),
+        *_table("Waits of background processes (not in DB time)", waits["background"]),
         *_table(
             "Waits of processes of unknown type (not in DB time)",
-            busy["unknown"],
+            waits["unknown"],
             "Nothing tells who they were: no title was read of them, mostly because they lived "
             "too briefly, as parallel workers do.",
         ),
@@ -153,7 +147,7 @@ def _wait_tables(analysis: Analysis) -> list[str]:
 
 
 def _method(analysis: Analysis) -> str:
-    exact = all(summary.exact_percentiles for summary in analysis.summaries.values())
+    exact = all(part.exact_percentiles for part in analysis.parts.values())
     percentiles = "exact" if exact else "off by up to 0.4 %, as there are too many waits to keep"
     return (
         "total and % DB include what was seen of cut intervals, the other columns do not. "
