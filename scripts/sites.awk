@@ -41,8 +41,10 @@ BEGIN {
         bits["%" r "d"] = 32
     }
 
-    # Registers that an instruction changes without naming them.
-    changing("call", "ax cx dx si di r8 r9 r10 r11")
+    # Registers that a function may change; registers that an instruction changes without naming them.
+    n = split("ax cx dx si di r8 r9 r10 r11", list, " ")
+    for (i = 1; i <= n; i++)
+        scratch[list[i]] = 1
     changing("syscall", "ax cx r11")
     changing("cpuid", "ax bx cx dx")
     changing("rdtscp", "ax cx dx")
@@ -157,7 +159,7 @@ END {
 # Notes what tables point to: 4-byte distances from the table's start (position-independent code),
 # 8-byte addresses (other code). A table ends where another begins or where an entry points
 # to no code. Takes strings for tables now and then; a target too many costs an anchor at worst.
-function read_tables(   n, list, part, i, cmd, at, word, low, t, start, kind) {
+function read_tables(   n, list, part, i, cmd, line, half, j, at, low, word, words, t, start, first, kind) {
     for (t in base)
         if (length(t) < 9)
             start[hex(t)] = t
@@ -165,31 +167,33 @@ function read_tables(   n, list, part, i, cmd, at, word, low, t, start, kind) {
     for (i = 1; i <= n; i++) {
         split(list[i], part, ":")
         at = hex(part[1])
-        kind = 0
-        low = 0
-        cmd = sprintf("od -An -v -td4 -w4 -j %d -N %d \"$SITES_BINARY\"", hex(part[2]), hex(part[3]))
-        while ((cmd | getline word) > 0) {
-            word += 0
-            if (at in start) {
-                t = start[at]
-                kind = base[t]
-                first = at
-            }
-            if (kind == 4) {
-                if (is_code(first + word))
-                    entry(t, first + word)
-                else
+        kind = word = 0
+        cmd = sprintf("od -An -v -td4 -w64 -j %d -N %d -- \"$SITES_BINARY\"", hex(part[2]), hex(part[3]))
+        while ((cmd | getline line) > 0) {
+            words = split(line, half, " ")
+            for (j = 1; j <= words; j++) {
+                low = word
+                word = half[j] + 0
+                if (at in start) {
+                    t = start[at]
+                    kind = base[t]
+                    first = at
+                }
+                if (kind == 4) {
+                    if (is_code(first + word))
+                        entry(t, first + word)
+                    else
+                        kind = 0
+                }
+                # The high half of what may be an address.
+                if (word == 0 && is_code(low)) {
+                    jumped_to[sprintf("%x", low)] = 1
+                    if (kind == 8 && (at - first) % 8 == 4)
+                        entry(t, low)
+                } else if (kind == 8 && (at - first) % 8 == 4)
                     kind = 0
-            } else if (kind == 8 && (at - first) % 8 == 4) {
-                if (word == 0 && is_code(low))
-                    entry(t, low)
-                else
-                    kind = 0
+                at += 4
             }
-            if (word == 0 && is_code(low))
-                jumped_to[sprintf("%x", low)] = 1
-            low = word
-            at += 4
         }
         close(cmd)
     }
@@ -229,7 +233,7 @@ function loose(address, reason) {
 # the range cuts in two is no instruction, so the range is longer than what is kept.
 function fetch(address,   cmd, line, field, end, a) {
     end = hex(address) + 1024
-    cmd = sprintf("objdump -dw --start-address=0x%s --stop-address=0x%x \"$SITES_BINARY\"", address, end + 16)
+    cmd = sprintf("objdump -dw --start-address=0x%s --stop-address=0x%x -- \"$SITES_BINARY\"", address, end + 16)
     previous = ""
     while ((cmd | getline line) > 0)
         if (split(line, field, "\t") >= 3) {
@@ -317,6 +321,44 @@ function follow(address, state,   i, n, list) {
     }
 }
 
+# Does a register that functions may change keep its value over this call? It does where no way
+# through the function changes it: gcc counts on that for functions of the same file (-fipa-ra).
+function survives(call, r,   address, from, n, list, been) {
+    if (call ~ /@plt/ || !match(call, /^call +[0-9a-f]+/))
+        return 0
+    from = substr(call, 1, RLENGTH)
+    sub(/^call +/, "", from)
+    if ((from, r) in kept)
+        return kept[from, r]
+    kept[from, r] = 1       # for a function that calls itself
+    list[n = 1] = from
+    while (n) {
+        address = list[n--]
+        while (!(address in been)) {
+            been[address] = 1
+            if (!(address in text) && !fetch(address))
+                return kept[from, r] = 0
+            parse(text[address])
+            if (mnemonic ~ /^(ret|hlt|ud[012])/)
+                break
+            if (mnemonic ~ /^sys/ || op[1] ~ /^\*/ || overwrites(r))
+                return kept[from, r] = 0
+            if (mnemonic == "jmp") {
+                address = op[1]
+                continue
+            }
+            if (mnemonic ~ /^(j|loop)/)
+                list[++n] = op[1]
+            else if (mnemonic ~ /^call/ && !survives(text[address], r))
+                return kept[from, r] = 0
+            if (!(address in following) && (!fetch(address) || !(address in following)))
+                return kept[from, r] = 0
+            address = following[address]
+        }
+    }
+    return 1
+}
+
 # Splits an instruction into prefix, mnemonic and op[1..ops]; points_at is the address that
 # objdump worked out for a %rip-relative operand.
 function parse(insn,   i, c, depth) {
@@ -334,13 +376,14 @@ function parse(insn,   i, c, depth) {
         insn = substr(insn, RLENGTH + 1)
     }
     ops = 0
+    op[1] = ""
     i = index(insn, " ")
     mnemonic = i ? substr(insn, 1, i - 1) : insn
     if (!i)
         return
     insn = substr(insn, i)
     gsub(/ /, "", insn)
-    op[ops = 1] = ""
+    ops = 1
     depth = 0
     for (i = 1; i <= length(insn); i++) {
         c = substr(insn, i, 1)
@@ -375,11 +418,12 @@ function place(o) {
     return ""
 }
 
-# The register R of an operand (R), "" for any other operand.
+# The register R of an operand (R) or 0x0(R), "" for any other operand.
 function pointer(o) {
-    if (o !~ /^\(%r[a-z0-9]+\)$/)
+    if (o !~ /^(0x0)?\(%r[a-z0-9]+\)$/)
         return ""
-    return register[substr(o, 2, length(o) - 2)]
+    gsub(/^[^%]*|\)$/, "", o)
+    return register[o]
 }
 
 function held(k) {
@@ -426,7 +470,7 @@ function moved(address, o,   r) {
 }
 
 # The effect of one instruction that is not a jump.
-function step(address,   i, k, n, list, to, what, r, source) {
+function step(address,   i, k, n, list, to, what, r, source, insn) {
     if (mnemonic ~ /^(nop|endbr64|pause)/ || mnemonic == "xchg" && op[1] == op[2])
         return
     to = ops ? op[ops] : ""
@@ -467,10 +511,16 @@ function step(address,   i, k, n, list, to, what, r, source) {
             release("sp")
         return
     }
-    if (mnemonic ~ /^call/ || mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1) {
-        n = split(mnemonic ~ /^call/ ? unsaid["call"] : "ax dx", list, " ")
-        for (i = 1; i <= n; i++)
-            release(list[i])
+    if (mnemonic ~ /^call/) {
+        insn = text[address]
+        for (k in hold)
+            if ((k in scratch) && !survives(insn, k))
+                delete hold[k]
+        return
+    }
+    if (mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1) {
+        release("ax")
+        release("dx")
         return
     }
     if (mnemonic in unsaid) {

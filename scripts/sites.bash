@@ -27,9 +27,9 @@ find_sites() {
     # One line a section with contents: name, address, offset, size, flags.
     sections=$(readelf -SW -- "$binary" 2>/dev/null |
         awk 'sub(/^ *\[ *[0-9]+\] /, "") && $2 == "PROGBITS" { print $1, $3, $4, $5, $7 }')
-    code=$(sections_with '$5 ~ /X/')
+    code=$(sections_like 5 X)
     [[ -n $code ]] || die "\"$binary\" has no section headers, so its code cannot be read: install the packaged binary"
-    tables=$(sections_with '$1 ~ /^\.l?rodata|^\.data/')
+    tables=$(sections_like 1 '^[.](l?rodata|data)')
     global=$(readelf -sW -- "$binary" 2>/dev/null | awk -v symbol="$symbol" '
         { sub(/@.*/, "", $8) }
         $8 == symbol && $4 == "OBJECT" && $7 != "UND" { sub(/^0+/, "", $2); address = $2 }
@@ -55,9 +55,9 @@ find_sites() {
     printf '%s\n' "$sites"
 }
 
-# Of the list in "sections", the ones with CONDITION, as address:offset:size.
-sections_with() {
-    awk "$1"' { print $2 ":" $3 ":" $4 }' <<<"$sections"
+# Of the list in "sections" those with this PATTERN in this FIELD, as address:offset:size.
+sections_like() {
+    awk -v field="$1" -v pattern="$2" '$field ~ pattern { print $2 ":" $3 ":" $4 }' <<<"$sections"
 }
 
 # Dies unless the file is as long as its segments say.
@@ -80,7 +80,7 @@ got_entries() {
             sub(/^0+/, "", $1)
             print $1
         }'
-    for section in $(sections_with '$1 ~ /^\.got/'); do
+    for section in $(sections_like 1 '^[.]got'); do
         IFS=: read -r -a part <<<"$section"
         od -An -v -tx8 -w8 -j $((16#${part[1]})) -N $((16#${part[2]})) -- "$1" |
             awk -v word="$(printf '%16s' "$3")" -v at=$((16#${part[0]})) '
