@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from waitfold import perfdata
 from waitfold.perfdata import PerfData
 
@@ -22,7 +23,7 @@ def times(data: PerfData, words: NDArray[np.uint64]) -> tuple[NDArray[np.int64],
     What perf made up of processes that existed already stands before it, without time.
     """
     layout = data.layouts[0]
-    places = []
+    places: list[int] = []
     at = first = last = 0
     while at < len(words):
         head = int(words[at])
@@ -33,34 +34,29 @@ def times(data: PerfData, words: NDArray[np.uint64]) -> tuple[NDArray[np.int64],
             found = [at + 3, at + size - layout.trailer_time]
         else:
             found = [at + size - layout.trailer_time] if kind < 64 else []
+        places += found
         if any(words[place] for place in found):
             first = first or at
             last = at + size
-            places += found
         elif kind == perfdata.FINISHED_ROUND:
             last = at + size
         at += size
-    return np.array(places, np.int64), first, last
+    all_ = np.array(places, np.int64)
+    return all_[words[all_] > 0], first, last
 
 
-def main() -> None:
-    """Write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", type=Path, help="a perf.data that was finished")
-    parser.add_argument("target", type=Path)
-    parser.add_argument("--samples", type=int, default=8_000_000, help="at least so many")
-    options = parser.parse_args()
-
-    data = PerfData(options.source)
+def enlarge(source: Path, target: Path, samples: int) -> int:
+    """Write at least so many samples to `target`; return how many."""
+    data = PerfData(source)
     if data.cut:
         sys.exit(data.cut)
-    content = options.source.read_bytes()
+    content = source.read_bytes()
     start, end = data.data_offset, data.data_offset + data.data_size
     words = np.frombuffer(content[start:end], np.uint64).copy()
     moving, first, last = times(data, words)
     span = int(words[moving].max() - words[moving].min()) + 1000
-    samples = sum(len(piece.samples) for piece in data.pieces())
-    copies = -(-options.samples // samples)
+    each = sum(len(piece.samples) for piece in data.pieces())
+    copies = -(-samples // each)
     growth = (copies - 1) * 8 * (last - first)
 
     header = bytearray(content[:start])
@@ -73,7 +69,7 @@ def main() -> None:
         if bit == _SAMPLE_TIME:
             (newest,) = struct.unpack_from("<Q", features, offset - end + 8)
             struct.pack_into("<Q", features, offset - end + 8, newest + (copies - 1) * span)
-    with options.target.open("wb") as file:
+    with target.open("wb") as file:
         file.write(header)
         file.write(words[:first].data)
         for _ in range(copies):
@@ -81,7 +77,18 @@ def main() -> None:
             words[moving] += np.uint64(span)
         file.write(words[last:].data)
         file.write(features)
-    print(f"{options.target}: {copies * samples} samples, {options.target.stat().st_size} bytes")
+    return copies * each
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path, help="a perf.data that was finished")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--samples", type=int, default=8_000_000, help="at least so many")
+    options = parser.parse_args()
+    samples = enlarge(options.source, options.target, options.samples)
+    print(f"{options.target}: {samples} samples, {options.target.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

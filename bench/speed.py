@@ -1,19 +1,119 @@
-#!/usr/bin/env python3
-"""Print what bench/pair.awk prints, by waitfold's reader: VALUE COUNT TOTAL_NS a line."""
+"""Time `waitfold report` against perf script and mawk; see speed.sh."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
 import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from big_perfdata import enlarge
 
 from waitfold.events import PairRule, transitions
 from waitfold.pair import pair
 from waitfold.perfdata import PerfData
 from waitfold.summary import Summary
 
-data = PerfData(sys.argv[1])
-event = sys.argv[2]
-summary = Summary()
-for batch in pair(transitions([data], PairRule(event, "v", event, 0))):
-    summary.add(batch)
-for stats in summary.values():
-    print(f"{stats.value:#x} {stats.count} {stats.total_ns}")
+ROOT = Path(__file__).resolve().parent.parent
+EVENT = "waitfold_*:w"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command printed, its seconds, and the peak memory of its own process."""
+
+    output: str
+    seconds: float
+    mib: int
+
+
+def run(command: list[str]) -> Run:
+    """Run a command to its end."""
+    begun = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - begun
+    if status:
+        sys.exit(f"speed: {shlex.join(command)} failed")
+    return Run(output, seconds, usage.ru_maxrss >> 10)
+
+
+def by_perf(path: Path) -> Run:
+    """Pair by perf's text. Forks and exits are shown because a process id comes again."""
+    fields = "pid,tid,time,event,trace"
+    script = (
+        f"perf script --ns --show-task-events -F {fields} -i {shlex.quote(str(path))} 2>/dev/null"
+    )
+    awk = shlex.quote(str(ROOT / "bench" / "pair.awk"))
+    return run(["bash", "-o", "pipefail", "-c", f"{script} | mawk -f {awk}"])
+
+
+def by_waitfold(path: Path) -> Run:
+    """Report as a user does."""
+    naming = ["--start", EVENT, "--value", "v", "--pg-version", "15.18"]
+    return run([str(ROOT / ".venv/bin/waitfold"), "report", str(path), "--json", *naming])
+
+
+def sums(path: Path) -> list[tuple[str, ...]]:
+    """Return (value, count, total_ns) of all values, as bench/pair.awk prints them."""
+    summary = Summary()
+    for batch in pair(transitions([PerfData(path)], PairRule(EVENT, "v", EVENT, 0))):
+        summary.add(batch)
+    return sorted((f"{s.value:#x}", str(s.count), str(s.total_ns)) for s in summary.values())
+
+
+def main() -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    sample = ROOT / "samples" / "pgbench-cold-reads" / "perf.data"
+    parser.add_argument("--source", type=Path, default=sample)
+    parser.add_argument("--samples", type=int, default=8_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "big.data"
+        count = enlarge(options.source, path, options.samples)
+        print(f"{count} samples, {path.stat().st_size >> 20} MiB, repeated from {options.source}")
+
+        text, report = by_perf(path), by_waitfold(path)
+        want = sorted(tuple(line.split()) for line in text.output.splitlines())
+        if want != sums(path):
+            sys.exit("speed: perf script and waitfold do not find the same counts and totals")
+        waits = json.loads(report.output)["waits"]
+        total = sum(int(total) for _, _, total in want)
+        if sum(wait["total_ns"] for wait in waits) != total:
+            sys.exit("speed: the report's totals are not those of perf script")
+        print(f"the same {len(want)} counts and totals, {total} ns in all")
+
+        ratios = []
+        for number in range(options.rounds):
+            text, report = by_perf(path), by_waitfold(path)
+            ratios.append(text.seconds / report.seconds)
+            print(
+                f"round {number + 1}: perf script | mawk {text.seconds:.2f} s, "
+                f"waitfold report {report.seconds:.2f} s, {ratios[-1]:.1f} times"
+            )
+        print(
+            f"median {statistics.median(ratios):.1f} times faster "
+            f"({min(ratios):.1f} to {max(ratios):.1f})"
+        )
+        for factor in (0.25, 0.5, 1, 2, 4):
+            count = enlarge(options.source, path, int(options.samples * factor))
+            report = by_waitfold(path)
+            print(
+                f"{count} samples, {path.stat().st_size >> 20} MiB: {report.seconds:.2f} s, "
+                f"{report.seconds / count * 1e9:.0f} ns a sample, peak {report.mib} MiB"
+            )
+
+
+if __name__ == "__main__":
+    main()
