@@ -190,6 +190,25 @@ def test_killed_perf(run: Run, capture: Path) -> None:
     assert "WARNING" in out
 
 
+def test_killed_bare_file(run: Run) -> None:
+    """A bare perf.data without its events' names cannot be read, and the message says why."""
+    data = MIXED.parent / "perf" / "killed.data"
+    status, _, err = run("report", data, "--pg-version", "15")
+    assert status == 1
+    assert "perf was killed" in err
+    assert "only a capture folder" in err
+
+
+def test_losses(run: Run) -> None:
+    """Losses are in plain sight, in the report and beside rows and stacks."""
+    data = MIXED.parent / "perf" / "lost.data"
+    named = ("--start", "try_reader:w", "--value", "v", "--pg-version", "15")
+    assert "transitions  336, LOST 715 SAMPLES in 3 gaps\n" in run("report", data, *named)[1]
+    assert json.loads(run("report", data, "--json", *named)[1])["lost"] == 715
+    assert run("fold", data, *named)[2] == "waitfold: warning: 715 samples were lost\n"
+    assert ",lost\n" in run("waits", data, "-o", "-", *named)[1]
+
+
 def _damage_format(capture: Path) -> None:
     _edit(capture / "manifest", "format\t1", "format\t2")
 
@@ -382,6 +401,18 @@ def test_reader_goes_away() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+def test_output_that_fails() -> None:
+    """A full disk behind stdout is one message; a closed stdout is status 1."""
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            _command("report", MIXED), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (result.returncode, result.stderr) == (1, "waitfold: stdout: No space left on device\n")
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *_command("report", MIXED)]
+    result = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "")
 
 
 def test_ctrl_c() -> None:

@@ -160,6 +160,11 @@ def _window(folder: Path, manifest: dict[str, str]) -> tuple[int | None, int | N
 
 def _open_file(path: Path, naming: Naming) -> Capture:
     data = PerfData(path)
+    if data.cut and not any(event.fields for event in data.events):
+        raise WaitfoldError(
+            f"{data.cut} perf writes the names and fields of events only at its end, so only a "
+            "capture folder, whose manifest has them, can be read after that"
+        )
     rule = _named_rule(data, naming) if naming.start else _known_rule(data, naming)
     if naming.pg_version is None:
         raise Misuse(

@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 1 could not, 2 called wrongly."""
     args = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed by the caller, as by >&-
+            return 1
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         if args and args[0] in SCRIPTS:
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _complain(f"{error.filename or 'stdout'}: {error.strerror or error}")
         return 1
     except Exception as error:
         if os.environ.get("WAITFOLD_DEBUG"):
@@ -107,7 +109,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in SCRIPTS.items():
         verbs.add_parser(name, help=about, add_help=False)
 
-    report = _verb(verbs, "report", _report, "where the time went, by wait event")
+    report = _verb(
+        verbs,
+        "report",
+        _report,
+        "where the time went, by wait event",
+        "Counts, means and percentiles are of the complete intervals; what was seen of those that "
+        "the window or a loss cut is added to the totals only (in JSON apart, as cut_ns).",
+    )
     report.add_argument("--by", choices=["backend"], help="a line per process instead of per event")
     report.add_argument("--histogram", action="store_true", help="add a histogram per event")
     report.add_argument(

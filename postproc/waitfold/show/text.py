@@ -120,15 +120,8 @@ def _head(analysis: Analysis) -> list[str]:
 
 def _wait_tables(analysis: Analysis) -> list[str]:
     waits = {name: analysis.waits(part) for name, part in analysis.parts.items()}
-    db_time = analysis.db_time_ns()
-    no_wait = max(0, db_time - sum(wait.time_ns for wait in waits["foreground"]))
     return [
-        "",
-        "Waits of client backends and parallel workers",
-        _columns(_SHARE),
-        *chain.from_iterable(_row(wait, db_time) for wait in waits["foreground"]),
-        f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, db_time)}",
-        "On a CPU, waiting for one, or in code that reports no wait event.",
+        *_db_time_table(waits["foreground"], analysis.db_time_ns()),
         *_table(
             "Idle, all processes",
             waits["idle"],
@@ -143,6 +136,20 @@ def _wait_tables(analysis: Analysis) -> list[str]:
         ),
         "",
         *_wrapped("", _method(analysis)),
+    ]
+
+
+def _db_time_table(waits: list[Wait], db_time: int) -> list[str]:
+    if not waits and not db_time:
+        return []
+    no_wait = max(0, db_time - sum(wait.time_ns for wait in waits))
+    return [
+        "",
+        "Waits of client backends and parallel workers",
+        _columns(_SHARE),
+        *chain.from_iterable(_row(wait, db_time) for wait in waits),
+        f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, db_time)}",
+        "On a CPU, waiting for one, or in code that reports no wait event.",
     ]
 
 
