@@ -141,7 +141,8 @@ starttime() {
     stat=${stat##*) }
     # shellcheck disable=SC2086 # words are wanted
     set -- $stat
-    printf '%s' "${20}"
+    # A zombie has ended, whether or not its parent has noticed.
+    [[ $1 != Z ]] && printf '%s' "${20}"
 }
 
 # children PID: sets REPLY to the pids of its living children.

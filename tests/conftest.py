@@ -38,7 +38,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def uprobe_events() -> str:
-    """All registered uprobes. A kernel whose tracing hangs ends the run: no test could pass on it."""
+    """All registered uprobes. A kernel whose tracing hangs ends the run: no test could pass."""
     try:
         return subprocess.run(
             ["cat", TRACEFS / "uprobe_events"], capture_output=True, text=True, timeout=60
@@ -56,7 +56,7 @@ def parent(pid: str) -> str:
 
 
 def of_another_run(text: str) -> bool:
-    """Whether a name in the text is of a recorder that runs and that this test run did not start."""
+    """Whether a name in the text is of a recorder that runs and is not of this test run."""
     owner = re.search(r"waitfold_\d+_(\d+)_\d+", text)
     pid = owner[1] if owner else ""
     if not parent(pid):
@@ -113,6 +113,10 @@ class Psql:
             text=True,
         )
         self.pid = int(self.run("SELECT pg_backend_pid()")[0])
+        # A new backend's latch is set by its own start (SwitchToSharedLatch) until its first
+        # wait for the client. Until then a pg_sleep wakes at once and goes on: an interval
+        # more, of microseconds.
+        time.sleep(0.1)
 
     def send(self, sql: str) -> None:
         """Send a statement and do not wait for it."""
@@ -187,7 +191,7 @@ class Cluster:
 
     def pgbench(self, *args: str) -> list[str]:
         """The command line of a pgbench against this server."""
-        return [str(PG_BIN / "pgbench"), "-h", str(self.folder), "-U", "postgres", *args, "postgres"]
+        return [str(PG_BIN / "pgbench"), "-h", str(self.folder), "-Upostgres", *args, "postgres"]
 
     @contextlib.contextmanager
     def session(self, *args: str) -> Iterator[Psql]:
