@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from waitfold.analysis import Analysis, analyse, intervals
+from waitfold.analysis import Analysis, Lives, analyse, intervals
 from waitfold.capture import Naming, open_capture
 from waitfold.errors import WaitfoldError
+from waitfold.events import EXIT, FORK, Transitions
 from waitfold.show import fold, text, waits
 from waitfold.show.text import count, human
+from waitfold.waitevents import CLIENT_READ
 
 DATA = Path(__file__).parent / "data"
 START, END = 1, 2
@@ -133,6 +136,43 @@ def test_db_time(analysis: Analysis, truth: Truth) -> None:
     table = text.report_text(analysis, False, False).split("\n\n")[2].splitlines()
     shares = [float(line.split()[-1]) for line in table[2:-1]]
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))
+
+
+def test_processes_without_titles(analysis: Analysis) -> None:
+    """Without titles a process is a client backend from its first wait on if it is one at all."""
+    bare = analyse(open_capture(DATA / "mixed" / "perf.data", Naming(pg_version="15.18")))
+    clients = {pid for pid, b in bare.backends.items() if b.type == "client backend"}
+    titled = {pid for pid, b in analysis.backends.items() if b.type == "client backend"}
+    assert titled - clients == {20461}  # slept throughout: no transition in the file
+    whole = analysis.times[analysis.times["pid"].isin(clients)]
+    same = bare.times[bare.times["kind"] == "foreground"]
+    key = ["pid", "value"]
+    columns = ["count", "total_ns"]
+    whole, same = (t[t["value"] > 0].set_index(key)[columns].sort_index() for t in (whole, same))
+    pd.testing.assert_frame_equal(whole, same)
+    busy = same.drop(CLIENT_READ, level="value")
+    assert bare.parts["foreground"].intervals == busy["count"].sum()
+
+
+def test_pid_given_out_again() -> None:
+    """A pid's lives add up; one without a birth counts from when it is known of."""
+    rows = [
+        (20, 7, EXIT),
+        (30, 7, FORK),
+        (35, 8, FORK),
+        (50, 7, EXIT),
+        (90, 7, FORK),
+    ]
+    thread = np.array([pid << 32 | pid for _, pid, _ in rows], np.uint64)
+    marks = np.array([mark for _, _, mark in rows], np.uint8)
+    times = np.array([time for time, _, _ in rows], np.int64)
+    batch = Transitions(times, thread, np.zeros(len(rows), np.uint32), marks)
+    lives = Lives()
+    assert list(lives.watch(iter([batch]))) == [batch]
+    assert lives.length_ns(7, 5, 10, 100) == (20 - 10) + (50 - 30) + (100 - 90)
+    assert lives.length_ns(7, 15, 10, 40) == (20 - 15) + (40 - 30)
+    assert lives.length_ns(8, 0, 10, 100) == 100 - 35
+    assert lives.length_ns(9, 60, 10, 100) == 100 - 60
 
 
 def test_golden(monkeypatch: pytest.MonkeyPatch) -> None:
