@@ -205,9 +205,26 @@ function entry(table, address) {
     entries[table] = entries[table] " " address
 }
 
-# Where the indirect jump at an address can go: the table that the code before it named last.
+# Is the indirect jump at an address one through a table? Then its operand has an index, or its register
+# is a sum. All others call a function in the place of a return.
+function through_table(address,   target, i) {
+    parse(text[address])
+    target = op[1]
+    if (target ~ /,8\)$/)
+        return 1
+    sub(/^\*/, "", target)
+    for (i = 0; i < 10 && (address in preceding); i++) {
+        address = preceding[address]
+        parse(text[address])
+        if (ops && op[ops] == target)
+            return mnemonic ~ /^add/
+    }
+    return 0
+}
+
+# Where the jump through a table can go: by the table that the code before it named last.
 function table_targets(address,   i, t, insn) {
-    for (i = 0; i < 40 && address != ""; i++) {
+    for (i = 0; i < 40; i++) {
         insn = text[address]
         t = ""
         if (match(insn, /\*0x[0-9a-f]+\(,/))
@@ -218,7 +235,9 @@ function table_targets(address,   i, t, insn) {
         }
         if (t != "" && t in entries)
             return entries[t]
-        address = (address in preceding) ? preceding[address] : ""
+        if (!(address in preceding))
+            break
+        address = preceding[address]
     }
     return ""
 }
@@ -295,12 +314,13 @@ function follow(address, state,   i, n, list) {
             return
         if (mnemonic ~ /^(j|loop|xbegin)/) {
             if (op[1] ~ /^\*/) {
+                if (!through_table(address))
+                    return
                 n = split(table_targets(address), list, " ")
                 for (i = 1; i <= n; i++)
                     branch(list[i], state)
-                # Without a table it is a call of another function in the place of a return.
-                if (!n && state ~ /=[AP]/)
-                    loose(address, "where this jump goes while the pointer is held is unknown")
+                if (!n)
+                    loose(address, "no table was found for this jump while the pointer is held")
                 return
             }
             if (mnemonic == "jmp") {
@@ -567,9 +587,12 @@ function step(address,   i, k, n, list, to, what, r, source, insn) {
             release(place(to))
             if (what != "" && (bits[to] == 64 || !(to in register)))
                 hold[place(to)] = what
-        } else if (held(r) == "A" || refers(to) == "A")
-            compared = 1        # the variable is set
-        else if (what ~ /[AP]/)
+        } else if (held(r) == "A" || refers(to) == "A") {
+            # The variable is set: what it is set from is the pointer now.
+            compared = 1
+            if (bits[source] == 64)
+                hold[place(source)] = "D"
+        } else if (what ~ /[AP]/)
             loose(address, "the pointer goes where it cannot be followed")
         return
     }

@@ -18,7 +18,8 @@ from capstone import x86_const as x86
 
 State = dict[object, str]
 
-CALL_SAVED = {"rbx", "rbp", "rsp", "r12", "r13", "r14", "r15"}
+# What a function may change (System V ABI), if nothing better is known of it.
+SCRATCH = frozenset({"rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11"})
 
 
 @dataclass
@@ -197,7 +198,9 @@ class Oracle:
         self.functions = self.elf.functions()
         self.starts = [start for start, _ in self.functions]
         self.cache: dict[int, dict[int, capstone.CsInsn]] = {}
+        self.changes: dict[int, frozenset[str]] = {}
         self.targets = self.elf.relocated()
+        self.named: set[int] = set()
         self.references: set[int] = set()
         self._sweep()
         self.stores: dict[int, str] = {}
@@ -213,12 +216,17 @@ class Oracle:
             for at, size, name, operands in lite.disasm_lite(
                 self.elf.bytes_at(start, end - start), start
             ):
-                if name[0] in "jl" and operands.startswith("0x") or name == "bnd jmp":
+                if name[0] in "jlb" and operands.startswith("0x"):
                     self.targets.add(int(operands, 16))
+                elif name == "jmp" and "*8 + 0x" in operands:
+                    self.named.add(int(operands.rpartition("+")[2].rstrip("]"), 16))
                 elif "[rip" in operands:
                     distance = operands.partition("[rip")[2].partition("]")[0].replace(" ", "")
-                    if at + size + int(distance or "0", 16) in wanted:
+                    address = at + size + int(distance or "0", 16)
+                    if address in wanted:
                         self.references.add(at)
+                    if name == "lea":
+                        self.named.add(address)
                 elif self.elf.fixed and any(word in operands for word in words):
                     self.references.add(at)
 
@@ -237,6 +245,57 @@ class Oracle:
             }
         return self.cache[index]
 
+    def changed_by(self, index: int) -> frozenset[str]:
+        """Return the scratch registers that a function and those that it calls may change.
+
+        A caller in the same file may count on the others (gcc's -fipa-ra).
+        """
+        if index in self.changes:
+            return self.changes[index]
+        self.changes[index] = frozenset()  # for a function that calls itself
+        changed: set[str] = set()
+        if index < 0 or self.is_stub(index):
+            changed |= SCRATCH
+        todo, been = ([] if changed else [self.functions[index][0]]), set()
+        while todo and not changed >= SCRATCH:
+            address = todo.pop()
+            insn = self.code(self.function_of(address)).get(address)
+            if address in been or insn is None:
+                continue
+            been.add(address)
+            ops = insn.operands
+            branch = insn.group(x86.X86_GRP_CALL) or insn.group(x86.X86_GRP_JUMP)
+            if branch and ops[0].type != x86.X86_OP_IMM or insn.id == x86.X86_INS_SYSCALL:
+                changed |= SCRATCH
+            elif insn.group(x86.X86_GRP_CALL):
+                changed |= self.changed_by(self.function_of(ops[0].imm))
+            elif insn.group(x86.X86_GRP_JUMP):
+                todo.append(ops[0].imm)
+            changed |= {full(insn.reg_name(r)) for r in insn.regs_access()[1]} & SCRATCH
+            if not insn.group(x86.X86_GRP_RET) and insn.id != x86.X86_INS_JMP:
+                todo.append(address + insn.size)
+        self.changes[index] = frozenset(changed)
+        return self.changes[index]
+
+    def is_stub(self, index: int) -> bool:
+        """Tell whether a function lies in the procedure linkage table."""
+        return any(
+            s.name.startswith(".plt") and s.address <= self.starts[index] < s.address + s.size
+            for s in self.elf.sections
+        )
+
+    def through_table(self, insn: capstone.CsInsn) -> bool:
+        """Tell whether an indirect jump takes its target from a table, or calls in place of a return."""
+        op = insn.operands[0]
+        if op.type == x86.X86_OP_MEM:
+            return op.mem.scale == 8
+        code = self.code(self.function_of(insn.address))
+        for size in range(1, 16):
+            before = code.get(insn.address - size)
+            if before is not None and before.size == size:
+                return before.id == x86.X86_INS_ADD and before.operands[0].reg == op.reg
+        return False
+
     def table(self, index: int) -> list[int]:
         """Return what a function's jump tables point to, as far as it lies in that function."""
         found = []
@@ -252,9 +311,10 @@ class Oracle:
         return found
 
     def _entries(self, at: int, index: int, form: str, base: int) -> list[int]:
-        found = []
+        # A table ends where code names something else, or where an entry leads out of the function.
+        found: list[int] = []
         size = struct.calcsize(form)
-        while True:
+        while not found or at not in self.named:
             try:
                 target = base + struct.unpack(form, self.elf.bytes_at(at, size))[0]
             except (ValueError, struct.error):
@@ -263,6 +323,7 @@ class Oracle:
                 return found
             found.append(target)
             at += size
+        return found
 
     def _solve(self) -> None:
         """Find what holds the pointer before each instruction, and so the stores through it."""
@@ -291,7 +352,7 @@ class Oracle:
             if insn.group(x86.X86_GRP_JUMP):
                 if insn.operands[0].type == x86.X86_OP_IMM:
                     reach(insn.operands[0].imm, after)
-                else:
+                elif self.through_table(insn):
                     for target in self.table(index):
                         reach(target, after)
                 if insn.id == x86.X86_INS_JMP:
@@ -349,8 +410,10 @@ class Oracle:
             value = "A"
         stack = state["stack"]
         if insn.group(x86.X86_GRP_CALL):
-            kept = CALL_SAVED | {"stack"}
-            return {k: v for k, v in state.items() if isinstance(k, tuple) or k in kept}
+            changed = SCRATCH
+            if ops[0].type == x86.X86_OP_IMM:
+                changed = self.changed_by(self.function_of(ops[0].imm))
+            return {k: v for k, v in state.items() if k not in changed}
         target = self._place(insn, ops[0], state) if ops else None
         written = {full(insn.reg_name(r)) for r in insn.regs_access()[1]}
         if isinstance(target, tuple) and ops[0].access & capstone.CS_AC_WRITE:
@@ -368,6 +431,15 @@ class Oracle:
                 state["stack"] = str(int(stack) + moved)
         if value and target is not None and target != "rsp":
             state[target] = value
+        if insn.id == x86.X86_INS_MOV and ops[1].type == x86.X86_OP_REG and ops[1].size == 8:
+            base = ops[0].mem.base if ops[0].type == x86.X86_OP_MEM else 0
+            plain = base and not ops[0].mem.disp and not ops[0].mem.index
+            if (
+                self._names(insn, ops[0]) == "A"
+                or plain
+                and state.get(full(insn.reg_name(base))) == "A"
+            ):
+                state[full(insn.reg_name(ops[1].reg))] = "P"  # the variable is set from it
         return state
 
     def _note_store(self, insn: capstone.CsInsn, state: State) -> None:
