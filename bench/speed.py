@@ -27,10 +27,11 @@ EVENT = "waitfold_*:w"
 
 @dataclass(frozen=True)
 class Run:
-    """What a command printed, its seconds, and the peak memory of its own process."""
+    """What a command printed, its seconds, those of all its processes, and its peak memory."""
 
     output: str
     seconds: float
+    cpu: float
     mib: int
 
 
@@ -44,7 +45,7 @@ def run(command: list[str]) -> Run:
     seconds = time.monotonic() - begun
     if status:
         sys.exit(f"speed: {shlex.join(command)} failed")
-    return Run(output, seconds, usage.ru_maxrss >> 10)
+    return Run(output, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss >> 10)
 
 
 def by_perf(path: Path) -> Run:
@@ -99,8 +100,9 @@ def main() -> None:
             text, report = by_perf(path), by_waitfold(path)
             ratios.append(text.seconds / report.seconds)
             print(
-                f"round {number + 1}: perf script | mawk {text.seconds:.2f} s, "
-                f"waitfold report {report.seconds:.2f} s, {ratios[-1]:.1f} times"
+                f"round {number + 1}: perf script | mawk {text.seconds:.2f} s ({text.cpu:.2f} CPU), "
+                f"waitfold report {report.seconds:.2f} s ({report.cpu:.2f} CPU): "
+                f"{ratios[-1]:.1f} times faster, {text.cpu / report.cpu:.1f} times less CPU"
             )
         print(
             f"median {statistics.median(ratios):.1f} times faster "

@@ -287,6 +287,23 @@ def test_late_samples_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert any("1 of 102 samples came too late" in warning for warning in stream.warnings)
 
 
+def test_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one capture come out in one order of time; losses and samples add up."""
+    monkeypatch.setattr(events, "_BATCH", 8)
+    monkeypatch.setattr(perfdata, "_PIECE", 1024)
+    files = []
+    for odd in (0, 1):
+        folder = tmp_path / str(odd)
+        folder.mkdir()
+        parts = [p for t in range(10 + odd, 400, 2 + odd) for p in (sample(t, 7 + odd, t), ROUND)]
+        parts += [record(perfdata.LOST_SAMPLES, 5), ROUND]
+        files.append(made(folder, parts))
+    stream = transitions(files, RULE)
+    times = np.concatenate([batch.time_ns for batch in stream]).tolist()
+    assert times == sorted([*range(10, 400, 2), *range(11, 400, 3)])
+    assert (stream.samples, stream.lost) == (len(times), 10)
+
+
 def test_unknown_records_are_skipped(tmp_path: Path) -> None:
     """Records of kinds that came later than this reader do no harm."""
     parts = [record(99, 1, 2), sample(5, 7, 3), record(250), sample(6, 7, 0), record(84, 9)]

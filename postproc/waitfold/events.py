@@ -274,7 +274,7 @@ class _Source:
 
     def _samples(
         self, piece: Piece
-    ) -> tuple[NDArray[np.int64], Transitions, NDArray[np.uint16] | None]:
+    ) -> tuple[NDArray[np.int64], Transitions, NDArray[np.uint64] | None]:
         """Return where in the piece the samples of the rule's events begin, them, and their CPUs.
 
         None for the latter where they do not say it.
@@ -287,7 +287,7 @@ class _Source:
             parts = [(w, at[event == w.event.index]) for w in self._wanted]
         decoded = [self._decode(piece, at, wanted) for wanted, at in parts]
         cpus = [
-            piece.words[wanted.layout.cpu_at :].take(at).astype(np.uint16)
+            piece.words[wanted.layout.cpu_at :].take(at)
             for wanted, at in parts
             if wanted.layout.cpu_at
         ]
@@ -382,7 +382,7 @@ class _Source:
         piece: Piece,
         at: NDArray[np.int64],
         batch: Transitions,
-        cpu: NDArray[np.uint16] | None,
+        cpu: NDArray[np.uint64] | None,
     ) -> Transitions:
         """Go through the records other than samples, and return FORK and EXIT as transitions."""
         words = piece.words
@@ -396,7 +396,7 @@ class _Source:
             if cpu is not None and row > noted:
                 on = cpu[noted:row]  # changes rarely: perf writes the buffers one after the other
                 last = np.append(np.flatnonzero(on[1:] != on[:-1]), len(on) - 1)
-                self._last_by_cpu[on[last]] = batch.time_ns[noted:row][last]
+                self._last_by_cpu[on[last].astype(np.uint16)] = batch.time_ns[noted:row][last]
                 noted = row
 
         seen = 0

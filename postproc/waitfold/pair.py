@@ -75,7 +75,8 @@ def pair(
             window = _Window(first)
             threads.begin(initial or {})
         if len(batch):
-            yield window.cut(threads.step(batch), stream.gaps)
+            for ended in threads.step(batch):
+                yield window.cut(ended, stream.gaps)
     if window is None:
         if start_ns is None:
             return
@@ -106,8 +107,8 @@ class _Threads:
         self._value[codes] = [initial[tid] & 0xFFFF_FFFF for tid in tids]
         self._known[codes] = True
 
-    def step(self, batch: Transitions) -> Intervals:
-        """Return the intervals that end with the transitions of a batch."""
+    def step(self, batch: Transitions) -> Iterator[Intervals]:
+        """Yield the intervals that end with the transitions of a batch."""
         if int(batch.tid.min()) < 0:  # of a thread that is already gone (perf_event_tid)
             batch = batch.take(np.flatnonzero(batch.tid >= 0))
         codes = self._codes(batch.tid)
@@ -120,32 +121,42 @@ class _Threads:
         head = np.ones(len(code), np.bool_)
         np.not_equal(code[1:], code[:-1], out=head[1:])
         heads = np.flatnonzero(head)
+        tails = np.append(heads[1:], len(code)) - 1
         threads = code[heads]
 
-        # Each transition ends what its thread stored before it.
-        begun = np.empty_like(time)
-        begun[1:] = time[:-1]
-        begun[heads] = self._since[threads]
-        what = np.empty_like(value)
-        what[1:] = value[:-1]
-        what[heads] = self._value[threads]
-        ended = what != 0
-        unknown = heads[~self._known[threads] & (value[heads] == 0)]
-        ended[unknown[batch.mark[order[unknown]] == STORE]] = True
-
-        tails = np.append(heads[1:], len(code)) - 1
+        # The first transition of a thread ends what it stored in an earlier batch.
+        what = self._value[threads]
+        unknown = ~self._known[threads] & (value[heads] == 0)
+        unknown &= batch.mark[order[heads]] == STORE
+        open_ = np.flatnonzero((what != 0) | unknown)
+        yield self._ended(
+            batch, order[heads[open_]], self._since[threads[open_]], time[heads[open_]], what[open_]
+        )
         self._since[threads] = time[tails]
         self._value[threads] = value[tails]
         self._pid[threads] = batch.pid[order[tails]]
         self._known[threads] = True
 
-        kept = np.flatnonzero(ended)
-        rows = order[kept]
-        begun = begun[kept]
-        flags = np.where(batch.mark[rows] == EXIT, np.uint8(END), np.uint8(0))
-        return Intervals(
-            begun, time[kept] - begun, batch.pid[rows], batch.tid[rows], what[kept], flags
-        )
+        # Each other ends the one before it.
+        value[tails] = 0
+        begins = np.flatnonzero(value)
+        ends = begins + 1
+        yield self._ended(batch, order[ends], time[begins], time[ends], value[begins])
+
+    @staticmethod
+    def _ended(
+        batch: Transitions,
+        ends: NDArray[np.int64],
+        begun: NDArray[np.int64],
+        time: NDArray[np.int64],
+        value: NDArray[np.uint32],
+    ) -> Intervals:
+        """Return intervals that end with the rows `ends` of a batch."""
+        thread = batch.thread[ends].view(np.int32)
+        flags = np.zeros(len(ends), np.uint8)
+        if batch.mark.any():
+            flags[batch.mark[ends] == EXIT] = END
+        return Intervals(begun, time - begun, thread[0::2], thread[1::2], value, flags)
 
     def finish(self, time: int) -> Intervals:
         """Return the intervals that are open at `time`."""
