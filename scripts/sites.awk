@@ -50,6 +50,7 @@ BEGIN {
     changing("rdtscp", "ax cx dx")
     changing("rdtsc xgetbv cmpxchg8b cmpxchg16b", "ax dx")
     changing("cltd cqto cwtd", "dx")
+    changing("leave", "sp bp")
     changing("cltq cwtl cbtw lahf cmpxchg", "ax")
 
     addresses = global (slots == "" ? "" : " " slots)
@@ -319,7 +320,8 @@ function follow(address, state,   i, n, list) {
                 n = split(table_targets(address), list, " ")
                 for (i = 1; i <= n; i++)
                     branch(list[i], state)
-                if (!n)
+                # Once stored through, the pointer is loaded anew (PostgreSQL's -fno-strict-aliasing).
+                if (!n && state ~ /=[AP]/)
                     loose(address, "no table was found for this jump while the pointer is held")
                 return
             }
@@ -462,15 +464,6 @@ function refers(o,   a) {
     return a == "" ? "" : a == global ? "A" : (a in is_slot) ? "G" : ""
 }
 
-function release(k,   s) {
-    delete hold[k]
-    # With its base a slot is lost.
-    if (k == "bp" || k == "sp")
-        for (s in hold)
-            if (s ~ ("^" substr(k, 1, 1) "-?[0-9]"))
-                delete hold[s]
-}
-
 # What a move of this operand moves: "A", "P", "D" or "".
 function moved(address, o,   r) {
     r = refers(o)
@@ -490,47 +483,9 @@ function moved(address, o,   r) {
 }
 
 # The effect of one instruction that is not a jump.
-function step(address,   i, k, n, list, to, what, r, source, insn) {
+function step(address,   i, k, n, to, source, what, insn) {
     if (mnemonic ~ /^(nop|endbr64|pause)/ || mnemonic == "xchg" && op[1] == op[2])
         return
-    to = ops ? op[ops] : ""
-    source = ops > 1 ? op[1] : ""
-
-    # Strings: the operands are (%rsi) and (%rdi) by way of segment registers.
-    if (to ~ /^%e?s:\(%rdi\)/ || source ~ /%ds:\(%rsi\)/) {
-        if (held("di") ~ /[PD]/ && mnemonic ~ /^(movs|stos)/)
-            loose(address, "a store through the pointer by " mnemonic)
-        release("di")
-        release("si")
-        release("cx")
-        if (mnemonic ~ /^lods/)
-            release("ax")
-        return
-    }
-    if (mnemonic ~ /^push/) {
-        stack -= 8
-        return
-    }
-    if (mnemonic ~ /^popf?q?$/) {
-        stack += 8
-        if (ops)
-            release(place(to))
-        return
-    }
-    if (mnemonic == "leave") {
-        release("sp")
-        release("bp")
-        return
-    }
-    if (to == "%rsp" && mnemonic ~ /^(add|sub|lea|mov|and)q?$/) {
-        if (mnemonic ~ /^(add|sub)/ && source ~ /^\$/)
-            stack += (mnemonic ~ /^add/ ? 1 : -1) * number(source)
-        else if (mnemonic ~ /^lea/ && source ~ /\(%rsp\)$/)
-            stack += number(source)
-        else
-            release("sp")
-        return
-    }
     if (mnemonic ~ /^call/) {
         insn = text[address]
         for (k in hold)
@@ -538,85 +493,95 @@ function step(address,   i, k, n, list, to, what, r, source, insn) {
                 delete hold[k]
         return
     }
-    if (mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1) {
-        release("ax")
-        release("dx")
-        return
-    }
-    if (mnemonic in unsaid) {
-        n = split(unsaid[mnemonic], list, " ")
-        for (i = 1; i <= n; i++)
-            release(list[i])
-    }
-    if (!ops)
-        return
-
-    # Compares, and tells nobody.
     if (mnemonic ~ /^(cmp|test)[bwlq]?$/) {
         for (i = 1; i <= 2; i++)
             if (held(place(op[i])) != "" || held(pointer(op[i])) != "" || refers(op[i]) != "")
                 compared = 1
         return
     }
-
-    # A store through the pointer.
-    r = pointer(to)
-    if (held(r) ~ /[PD]/ && !(ops == 1 && mnemonic !~ /^(inc|dec|neg|not|set)/)) {
-        if (mnemonic == "movl" && source ~ /^\$/)
-            value[address] = "0x" substr(source, 4)
-        else if (mnemonic == "mov" && bits[source] == 32)
-            value[address] = "%" register[source]
-        else if (mnemonic == "andl" && source == "$0x0")     # gcc -Os
-            value[address] = "0x0"
-        else {
-            loose(address, "a store through the pointer that is not understood: " mnemonic)
-            return
-        }
-        stored = 1
-        for (k in hold)
-            if (hold[k] == "P")
-                hold[k] = "D"
+    to = ops ? op[ops] : ""
+    source = ops > 1 ? op[1] : ""
+    if (held(pointer(to)) ~ /[PD]/ && (ops > 1 || mnemonic ~ /^(inc|dec|neg|not|set|pop)/)) {
+        store(address, source)
         return
     }
-
+    what = ""
     if (mnemonic ~ /^mov(q|abs)?$/) {
         what = moved(address, source)
         if (held(pointer(source)) ~ /[PD]/)
             compared = 1        # the value is read
-        if (place(to) != "") {
-            release(place(to))
-            if (what != "" && (bits[to] == 64 || !(to in register)))
-                hold[place(to)] = what
-        } else if (held(r) == "A" || refers(to) == "A") {
+        if (held(pointer(to)) == "A" || refers(to) == "A") {
             # The variable is set: what it is set from is the pointer now.
             compared = 1
             if (bits[source] == 64)
                 hold[place(source)] = "D"
-        } else if (what ~ /[AP]/)
+        } else if (place(to) == "" && what ~ /[AP]/)
             loose(address, "the pointer goes where it cannot be followed")
-        return
-    }
-    if (mnemonic ~ /^leaq?$/) {
-        if (address == origin && refers(source) == "A") {
-            release(place(to))
-            hold[place(to)] = "A"
-            return
-        }
+        if (to in register && bits[to] != 64)
+            what = ""
+    } else if (mnemonic ~ /^lea/ && refers(source) == "A") {
+        if (address == origin)
+            what = "A"
+    } else {
+        # A register that is written only is not read; nor is one that any value makes the same.
+        n = (to in register) && !reads_target(source, to) ? ops - 1 : ops
+        if (source == to && mnemonic ~ /^(xor|sub|sbb)/)
+            n = 0
+        for (i = 1; i <= n; i++)
+            if (mnemonic !~ /^(push|pop)/ && uses(op[i]))
+                loose(address, "a use of the pointer that is not understood: " mnemonic)
     }
 
-    # Whatever else reads what is held, but for ways to write a constant to a register.
-    n = ops
-    if (to in register && (mnemonic !~ /^(add|adc|sub|sbb|and|or|xor|inc|dec|neg|not|cmov|xchg|xadd|cmpxchg|bswap|sh[lr]|s[ah]r|sal|ro[lr]|rc[lr]|bt[src]|imul)/ ||
-        mnemonic ~ /^(xor|sub|sbb)/ && source == to || mnemonic ~ /^and/ && source == "$0x0" ||
-        mnemonic ~ /^or/ && source ~ /^\$0xf+$/ || mnemonic ~ /^imul/ && ops == 3 || mnemonic ~ /^shlx|^s[ah]rx|^rorx|^andn/))
-        n = source == to ? 0 : ops - 1
-    for (i = 1; i <= n; i++)
-        if (uses(op[i]))
-            loose(address, "a use of the pointer that is not understood: " mnemonic)
-    if (mnemonic ~ /^(xchg|xadd|mulx)/)
-        release(place(op[ops - 1]))
-    if (place(to) != "")
-        release(place(to))
+    for (k in hold)
+        if (overwrites(k))
+            delete hold[k]
+    if (overwrites("bp"))
+        drop_slots("b")
+    if (mnemonic ~ /^push/)
+        stack -= 8
+    else if (mnemonic ~ /^popf?q?$/)
+        stack += 8
+    else if (to == "%rsp" && mnemonic ~ /^(add|sub)q?$/ && source ~ /^\$/)
+        stack += (mnemonic ~ /^add/ ? 1 : -1) * number(source)
+    else if (to == "%rsp" && mnemonic ~ /^lea/ && source ~ /^[-0-9a-fx]*\(%rsp\)$/)
+        stack += number(source)
+    else if (overwrites("sp"))
+        drop_slots("s")
+    if (what != "" && place(to) != "")
+        hold[place(to)] = what
+}
+
+# A store through the pointer.
+function store(address, source,   k) {
+    if (mnemonic == "movl" && source ~ /^\$/)
+        value[address] = "0x" substr(source, 4)
+    else if (mnemonic == "mov" && bits[source] == 32)
+        value[address] = "%" register[source]
+    else if (mnemonic == "andl" && source == "$0x0")     # gcc -Os
+        value[address] = "0x0"
+    else {
+        loose(address, "a store through the pointer that is not understood: " mnemonic)
+        return
+    }
+    stored = 1
+    for (k in hold)
+        if (hold[k] == "P")
+            hold[k] = "D"
+}
+
+# Without its base register nobody knows where a slot is.
+function drop_slots(base,   k) {
+    for (k in hold)
+        if (k ~ ("^" base "-?[0-9]"))
+            delete hold[k]
+}
+
+# Does the instruction just parsed read the register that it writes?
+function reads_target(source, to) {
+    if (mnemonic ~ /^(and|or)/ && source ~ /^\$0x(0|f+)$/ || mnemonic ~ /^imul/ && ops == 3)
+        return 0
+    return mnemonic ~ /^(add|adc|sub|sbb|and|or|xor|inc|dec|neg|not|sh[lr]|sa[lr]|ro[lr]|rc[lr]|imul|bt[crs])[bwlqd]?$/ ||
+        mnemonic ~ /^(cmov|xchg|xadd|cmpxchg|bswap)/
 }
 
 # Does an operand need a value that is held and not yet stored through?
@@ -633,7 +598,7 @@ function uses(o,   n, list, i) {
 # The kernel emulates a call, a jump and a push of one register, but steps through a store,
 # which costs many times as much. So the probe goes on the next such instruction, if
 # control can come to it only from the store and it finds the stored value unchanged.
-function print_site(address,   a, kind, at, i, bytes) {
+function print_site(address,   a, kind, at, i) {
     at = address
     kind = "store"
     for (a = address; (a in following) || fetch(a) && (a in following); ) {
@@ -657,8 +622,8 @@ function print_site(address,   a, kind, at, i, bytes) {
             value[address] ~ /^%/ && overwrites(substr(value[address], 2)))
             break
     }
-    bytes = raw[at]
-    printf "%.0f\t0x%s\t%s\t0x%s\t0x%x\t%s\t%s\n", hex(address), address, value[address], at, offset(hex(at)), bytes, kind
+    printf "%.0f\t0x%s\t%s\t0x%s\t0x%x\t%s\t%s\n",
+        hex(address), address, value[address], at, offset(hex(at)), raw[at], kind
 }
 
 # Offset in the file of an address, by way of the segment that loads it.
@@ -685,23 +650,19 @@ function emulated(bytes) {
     return ""
 }
 
-# Does the instruction just parsed change this register, or may it?
-function overwrites(r,   i, n, list) {
-    if (mnemonic ~ /^(cmp|test|bt|push|nop|endbr64|pause)[bwlq]?$/)
-        return 0
-    if (ops && op[ops] in register && register[op[ops]] == r)
-        return 1
-    if (mnemonic ~ /^(xchg|xadd|mulx)/ && op[ops - 1] in register && register[op[ops - 1]] == r)
-        return 1
-    n = 0
-    if (mnemonic in unsaid)
+# Does the instruction just parsed change this register or stack slot, or may it?
+function overwrites(k,   i, n, list) {
+    if (!ops || mnemonic in unsaid) {
         n = split(unsaid[mnemonic], list, " ")
-    else if (mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1)
-        n = split("ax dx", list, " ")
-    else if (op[ops] ~ /:\(%rdi\)/ || op[1] ~ /:\(%rsi\)/)
-        n = split("ax cx si di", list, " ")
-    for (i = 1; i <= n; i++)
-        if (list[i] == r)
-            return 1
-    return 0
+        for (i = 1; i <= n; i++)
+            if (list[i] == k)
+                return 1
+    }
+    if (!ops || mnemonic ~ /^(cmp|test|bt|push|nop)[bwlq]?$/)
+        return 0
+    if (mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1)
+        return k == "ax" || k == "dx"
+    if (op[ops] ~ /:\(%rdi\)/ || op[1] ~ /:\(%rsi\)/)
+        return k == "ax" || k == "cx" || k == "si" || k == "di"
+    return place(op[ops]) == k || mnemonic ~ /^(xchg|xadd|mulx)/ && place(op[ops - 1]) == k
 }

@@ -1,4 +1,4 @@
-"""Stores through a global pointer, found by data flow over whole functions: what sites.awk must find.
+"""Stores through a global pointer, by data flow over whole functions: what sites.awk must find.
 
 The awk walks forward from each reference over objdump's text. This one takes functions from
 .eh_frame, their instructions and the registers they change from capstone, and solves what each
@@ -285,7 +285,7 @@ class Oracle:
         )
 
     def through_table(self, insn: capstone.CsInsn) -> bool:
-        """Tell whether an indirect jump takes its target from a table, or calls in place of a return."""
+        """Tell whether an indirect jump goes through a table; else it is a call before a return."""
         op = insn.operands[0]
         if op.type == x86.X86_OP_MEM:
             return op.mem.scale == 8

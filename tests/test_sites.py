@@ -1,4 +1,4 @@
-"""The site finder: complete, anchored by the rules, and sure to refuse what it cannot be sure of."""
+"""The site finder: complete, anchored by the rules, and refusing where it cannot be sure."""
 
 from __future__ import annotations
 
