@@ -662,7 +662,7 @@ function overwrites(k,   i, n, list) {
         return 0
     if (mnemonic ~ /^i?(mul|div)[bwlq]?$/ && ops == 1)
         return k == "ax" || k == "dx"
-    if (op[ops] ~ /:\(%rdi\)/ || op[1] ~ /:\(%rsi\)/)
-        return k == "ax" || k == "cx" || k == "si" || k == "di"
+    if (op[ops] ~ /:\(%rdi\)/ || op[1] ~ /:\(%rsi\)/)     # strings
+        return k == "cx" || k == "di" || k == "si" && op[1] ~ /rsi/ || k == "ax" && mnemonic ~ /^lods/
     return place(op[ops]) == k || mnemonic ~ /^(xchg|xadd|mulx)/ && place(op[ops - 1]) == k
 }

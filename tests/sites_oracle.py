@@ -296,6 +296,18 @@ class Oracle:
                 return before.id == x86.X86_INS_ADD and before.operands[0].reg == op.reg
         return False
 
+    def leads_to(self, insn: capstone.CsInsn, state: State) -> list[int]:
+        """Return where a jump through a table goes: by its table if that is known, else by any."""
+        index, op = self.function_of(insn.address), insn.operands[0]
+        if op.type == x86.X86_OP_REG:
+            held = state.get(full(insn.reg_name(op.reg)), "")
+            if held.startswith("table "):
+                base = int(held.split()[1])
+                return self._entries(base, index, "<i", base)
+        elif not op.mem.base:
+            return self._entries(op.mem.disp, index, "<Q", 0)
+        return self.table(index)
+
     def table(self, index: int) -> list[int]:
         """Return what a function's jump tables point to, as far as it lies in that function."""
         found = []
@@ -353,7 +365,7 @@ class Oracle:
                 if insn.operands[0].type == x86.X86_OP_IMM:
                     reach(insn.operands[0].imm, after)
                 elif self.through_table(insn):
-                    for target in self.table(index):
+                    for target in self.leads_to(insn, state):
                         reach(target, after)
                 if insn.id == x86.X86_INS_JMP:
                     continue
@@ -406,8 +418,12 @@ class Oracle:
         value = ""
         if insn.id in (x86.X86_INS_MOV, x86.X86_INS_MOVABS) and ops[0].size == 8:
             value = self._value(insn, ops[1], state)
-        elif insn.id == x86.X86_INS_LEA and self._names(insn, ops[1]) == "A":
-            value = "A"
+        elif insn.id == x86.X86_INS_LEA and ops[1].mem.base == x86.X86_REG_RIP:
+            address = insn.address + insn.size + ops[1].mem.disp
+            value = "A" if address == self.variable else f"table {address}"
+        elif insn.id == x86.X86_INS_ADD:
+            both = {self._value(insn, op, state) for op in ops}
+            value = next((v for v in both if v.startswith("table ")), "")
         stack = state["stack"]
         if insn.group(x86.X86_GRP_CALL):
             changed = SCRATCH
