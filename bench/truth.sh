@@ -28,7 +28,7 @@ compare() {
     wait_event_address "$pid"
     address=$REPLY
     BPFTRACE_PERF_RB_PAGES=16384 timeout $((seconds + 100)) bpftrace -p "$pid" -o "$WORK/$name.bpftrace" \
-        -e "watchpoint:$address:4:w { printf(\"%llu %u\\n\", nsecs, *(uint32*)uptr($address)); }" 2>"$WORK/$name.bpftrace.log" &
+        -e "watchpoint:$address:4:w { printf(\"%llu %u\\n\", nsecs, *(uint32*)uptr($address)); }" >/dev/null 2>"$WORK/$name.bpftrace.log" &
     watch=$!
     await "$WORK/$name.bpftrace" 'Attaching 1 probe' 30
     timeout $((seconds + 60)) "$RECORD" -D "$WORK/data" -d "$seconds" -o "$WORK/$name" 2>"$WORK/$name.log" ||
