@@ -100,7 +100,7 @@ def main() -> None:
             text, report = by_perf(path), by_waitfold(path)
             ratios.append(text.seconds / report.seconds)
             print(
-                f"round {number + 1}: perf script | mawk {text.seconds:.2f} s ({text.cpu:.2f} CPU), "
+                f"round {number + 1}: perf | mawk {text.seconds:.2f} s ({text.cpu:.2f} CPU), "
                 f"waitfold report {report.seconds:.2f} s ({report.cpu:.2f} CPU): "
                 f"{ratios[-1]:.1f} times faster, {text.cpu / report.cpu:.1f} times less CPU"
             )

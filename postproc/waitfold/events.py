@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 
@@ -23,6 +24,7 @@ PID_MAX = 1 << 22
 _BATCH = 1 << 18  # transitions that are put in order and handed on together
 _HELD_MAX = 1 << 23  # transitions held back where a file does not say what is complete
 _DELAY = 1 << 20  # transitions by which the stream runs behind, so that gaps are known in time
+_AHEAD = 32  # pieces that are read ahead: two batches
 _EVER = (1 << 63) - 1
 _MMAP_DATA = 1 << 13  # PERF_RECORD_MISC_MMAP_DATA
 _PROT_EXEC = 4
@@ -128,6 +130,20 @@ def _ordered(
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Transitions]:
     """Read all sources side by side and yield what is complete, in the order of time."""
+    with ThreadPoolExecutor(1) as ahead:
+        try:
+            for source in sources:
+                source.begin(ahead)
+            yield from _merged(stream, sources, progress)
+        finally:
+            ahead.shutdown(cancel_futures=True)
+
+
+def _merged(
+    stream: TransitionStream,
+    sources: Sequence[_Source],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Transitions]:
     held: list[Transitions] = []
     rows = 0
     floor = -1  # all up to this time has been yielded
@@ -232,9 +248,10 @@ class _Source:
     def __init__(self, data: PerfData, rule: PairRule, stream: TransitionStream) -> None:
         self.data = data
         self.complete = -1
-        """No transition that is still to be read is this old or older."""
+        """No transition is this old that `read` has not returned."""
         self.done = 0
         """bytes read"""
+        self._coming: deque[Future[tuple[Transitions | None, int, int]]] = deque()
         self._stream = stream
         self._wanted = _wanted(data, rule)
         self._end_value = rule.end_value
@@ -248,15 +265,28 @@ class _Source:
         self._ids = np.array([id_ for id_, _ in ids], np.uint64)
         self._event_of_id = np.array([index for _, index in ids], np.int64)
 
+    def begin(self, ahead: Executor) -> None:
+        """Let another thread read and decode some pieces ahead of `read`."""
+        self._ahead = ahead
+        self._coming.extend(ahead.submit(self._read) for _ in range(_AHEAD))
+
     def read(self) -> Transitions | None:
         """Return the transitions of the file's next piece, None at its end."""
+        batch, self.complete, self.done = self._coming.popleft().result()
+        if batch is not None:
+            self._coming.append(self._ahead.submit(self._read))
+        return batch
+
+    def _read(self) -> tuple[Transitions | None, int, int]:
+        """Return a piece's transitions, up to when all is complete, and how many bytes are read."""
         piece = next(self._pieces, None)
         if piece is None:
-            return None
-        self.done = piece.end - self.data.data_offset
+            return None, self._rounds[-2], self.data.data_size
         at, batch, cpu = self._samples(piece)
         marks = self._others(piece, at, batch, cpu)
-        return _joined([batch, marks]) if len(marks) else batch
+        if len(marks):
+            batch = _joined([batch, marks])
+        return batch, self._rounds[-2], piece.end - self.data.data_offset
 
     def close(self) -> None:
         """Add up what was lost, once all is read.
@@ -416,14 +446,13 @@ class _Source:
             if kind == perfdata.FINISHED_ROUND:
                 see(row)
                 self._rounds.append(self._newest)
-                self.complete = self._rounds[-2]
             elif kind == perfdata.LOST and size >= 3:
                 note_cpus(row)
                 self._lost += int(body[2])
                 time, on = self.data.trailer(piece, place)
                 time = _EVER if time is None else min(time, _EVER)
                 if cpu is None or on is None:
-                    since = max(self.complete, 0)
+                    since = max(self._rounds[-2], 0)
                 else:
                     since = int(self._last_by_cpu[on & 0xFFFF])
                 stream.gaps.append((since, time))

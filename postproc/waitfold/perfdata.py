@@ -12,7 +12,6 @@ import re
 import stat
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -74,7 +73,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole records of a file, in file order. Its arrays are overwritten two pieces later."""
+    """Whole records of a file, in file order. `words` is overwritten by the next piece."""
 
     offset: int  # of words[0] in the file
     words: NDArray[np.uint64]
@@ -212,38 +211,30 @@ class PerfData:
             )
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield all records, some MiB at a time; the next piece is read meanwhile.
+        """Yield all records, a MiB at a time.
 
         Raises PerfDataError at a record that cannot be one. In a file that is cut the records
         end there.
         """
-        buffers = [np.empty((_HEAD + _PIECE) // 8, np.uint64) for _ in range(2)]
-        bytes_ = [buffer.data.cast("B") for buffer in buffers]
-        with self.path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as ahead:
+        buffer = np.empty((_HEAD + _PIECE) // 8, np.uint64)
+        content = buffer.data.cast("B")
+        with self.path.open("rb", buffering=0) as file:
             file.seek(self.data_offset)
             left = self.data_size
-            coming = ahead.submit(_fill, file, bytes_[0][_HEAD : _HEAD + min(left, _PIECE)])
             offset = self.data_offset  # of the next record
-            rest = 0  # bytes of it already read
-            turn = 0
-            while left:
-                got = coming.result()
-                last = got < min(left, _PIECE) or got == left
+            rest = 0  # bytes of it that are already there, before _HEAD
+            sane = True
+            while left and sane:
+                got = _fill(file, content[_HEAD : _HEAD + min(left, _PIECE)])
+                if not got:
+                    break
                 left -= got
-                now, then = turn % 2, (turn + 1) % 2
-                if not last:
-                    coming = ahead.submit(
-                        _fill, file, bytes_[then][_HEAD : _HEAD + min(left, _PIECE)]
-                    )
-                words = buffers[now][(_HEAD - rest) // 8 : (_HEAD + got) // 8]
+                words = buffer[(_HEAD - rest) // 8 : (_HEAD + got) // 8]
                 piece, sane = _walk(self.path, offset, words)
                 rest += got - (piece.end - offset)
                 offset = piece.end
                 yield piece
-                if not sane or last:
-                    break
-                bytes_[then][_HEAD - rest : _HEAD] = bytes_[now][_HEAD + got - rest : _HEAD + got]
-                turn += 1
+                content[_HEAD - rest : _HEAD] = bytes(content[_HEAD + got - rest : _HEAD + got])
         if (rest or left) and self.cut is None:
             raise PerfDataError(
                 f"{self.path}: what stands at byte {offset} is not a whole record, and "
