@@ -288,15 +288,15 @@ def waits(capture: Path, condition: str | None = None) -> Any:
 
 
 def sleeps(capture: Path, pid: int) -> Any:
-    """How long each pg_sleep of a backend was, in ns, a row a statement.
+    """How long each pg_sleep of a backend was, in ns.
 
-    pg_sleep goes on waiting while its time is not up, and a timer may fire some microseconds
-    before that by the other clock that it looks at: then two waits are one sleep.
+    pg_sleep waits again while its time is not up, and a timer may fire some microseconds
+    before that by the other clock that it looks at: what is shorter than 1 ms is the rest of
+    the sleep before.
     """
-    rows = waits(capture, f"pid == {pid}").sort_values("start_ns")
-    statement = (rows["name"] == "ClientRead").cumsum()
-    complete = rows[(rows["name"] == "PgSleep") & (rows["flags"] == "")]
-    return complete.groupby(statement)["dur_ns"].sum()
+    rows = waits(capture, f"pid == {pid} and name == 'PgSleep' and flags == ''")
+    durations = rows.sort_values("start_ns")["dur_ns"]
+    return durations.groupby((durations >= 1_000_000).cumsum().clip(lower=1)).sum()
 
 
 def perf_of(capture: Path) -> list[int]:

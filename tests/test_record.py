@@ -101,7 +101,7 @@ def test_connections_that_come_and_go_at_the_start(cluster: Cluster, tmp_path: P
     """Backends that are born and die while perf attaches are no obstacle."""
     capture = tmp_path / "capture"
     churn = subprocess.Popen(
-        cluster.pgbench("-n", "-S", "-C", "-c", "4", "-T", "60"),
+        cluster.pgbench("-n", "-S", "-C", "-c", "4", "-T", "600"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
