@@ -16,7 +16,9 @@ from pathlib import Path
 import capstone
 from capstone import x86_const as x86
 
-State = dict[object, str]
+# Registers by name, stack slots as (base, displacement), and "stack": how far %rsp has moved.
+Place = str | tuple[str, int]
+State = dict[Place, str]
 
 # What a function may change (System V ABI), if nothing better is known of it.
 SCRATCH = frozenset({"rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11"})
@@ -77,7 +79,7 @@ class Elf:
         """Return where in the file an address is loaded from."""
         for start, offset, size in self.loads:
             if start <= address < start + size:
-                return address - start + offset
+                return int(address - start + offset)
         raise ValueError(hex(address))
 
     def bytes_at(self, address: int, size: int) -> bytes:
@@ -288,12 +290,12 @@ class Oracle:
         """Tell whether an indirect jump goes through a table; else it is a call before a return."""
         op = insn.operands[0]
         if op.type == x86.X86_OP_MEM:
-            return op.mem.scale == 8
+            return bool(op.mem.scale == 8)
         code = self.code(self.function_of(insn.address))
         for size in range(1, 16):
             before = code.get(insn.address - size)
             if before is not None and before.size == size:
-                return before.id == x86.X86_INS_ADD and before.operands[0].reg == op.reg
+                return bool(before.id == x86.X86_INS_ADD and before.operands[0].reg == op.reg)
         return False
 
     def leads_to(self, insn: capstone.CsInsn, state: State) -> list[int]:
@@ -388,7 +390,7 @@ class Oracle:
             return ""
         return "A" if address == self.variable else "G" if address in self.slots else ""
 
-    def _place(self, insn: capstone.CsInsn, op: capstone.x86.X86Op, state: State) -> object:
+    def _place(self, insn: capstone.CsInsn, op: capstone.x86.X86Op, state: State) -> Place | None:
         """Return the key in a state of a register or a stack slot; None for other operands."""
         if op.type == x86.X86_OP_REG:
             return full(insn.reg_name(op.reg))
@@ -410,7 +412,8 @@ class Oracle:
             held = state.get(full(insn.reg_name(op.mem.base) or ""), "")
             if held == "A":
                 return "P"
-        return state.get(self._place(insn, op, state), "") if op.size == 8 else ""
+        place = self._place(insn, op, state)
+        return state.get(place, "") if place is not None and op.size == 8 else ""
 
     def _after(self, insn: capstone.CsInsn, state: State) -> State:
         """Return the state behind an instruction."""
@@ -535,5 +538,12 @@ def stack_moved(insn: capstone.CsInsn) -> int | None:
 
 
 def join(a: State, b: State) -> State:
-    """Return what is known where two ways meet: "?" where they differ."""
-    return {k: a[k] if a.get(k) == b.get(k) else "?" for k in a.keys() | b.keys()}
+    """Return what is known where two ways meet: "?" for what holds the pointer on one of them."""
+    met: State = {}
+    for key in a.keys() | b.keys():
+        left, right = a.get(key, ""), b.get(key, "")
+        if left == right:
+            met[key] = left
+        elif key == "stack" or {left, right} & {"A", "P", "?"}:
+            met[key] = "?"
+    return met
