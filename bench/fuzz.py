@@ -232,7 +232,10 @@ def main() -> None:
             slowest = max(slowest, float(seconds))
             if wrong != "''":
                 bad += 1
-                print(f"case {last}: {outcome}: {wrong.encode().decode('unicode_escape')}")
+                text = wrong.encode().decode("unicode_escape").strip("'\n")
+                if options.only is None:
+                    text = text.splitlines()[-1]
+                print(f"case {last}: {outcome}: {text}")
         if done < len(share):
             bad += 1
             print(f"case {last}: the worker died; {len(share) - done} cases were not run")

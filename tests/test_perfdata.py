@@ -361,6 +361,7 @@ def test_end_inside_a_record(tmp_path: Path) -> None:
     """A killed writer's last record is left out, and zeros behind it."""
     assert len(rows(made(tmp_path, [sample(5, 7, 3), sample(6, 7, 0)[:-9]]))[0]) == 1
     assert len(rows(made(tmp_path, [sample(5, 7, 3), bytes(4096)]))[0]) == 1
+    assert len(rows(made(tmp_path, [sample(5, 7, 3), bytes(300_000)]))[0]) == 1
 
 
 def test_probe_fields() -> None:

@@ -223,17 +223,15 @@ class PerfData:
             left = self.data_size
             offset = self.data_offset  # of the next record
             rest = 0  # bytes of it that are already there, before _HEAD
-            sane = True
-            while left and sane:
-                got = _fill(file, content[_HEAD : _HEAD + min(left, _PIECE)])
-                if not got:
-                    break
+            while got := _fill(file, content[_HEAD : _HEAD + min(left, _PIECE)]):
                 left -= got
                 words = buffer[(_HEAD - rest) // 8 : (_HEAD + got) // 8]
                 piece, sane = _walk(self.path, offset, words)
                 rest += got - (piece.end - offset)
                 offset = piece.end
                 yield piece
+                if not sane:
+                    break
                 content[_HEAD - rest : _HEAD] = bytes(content[_HEAD + got - rest : _HEAD + got])
         if (rest or left) and self.cut is None:
             raise PerfDataError(
