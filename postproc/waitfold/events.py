@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 
@@ -24,7 +24,7 @@ PID_MAX = 1 << 22
 _BATCH = 1 << 18  # transitions that are put in order and handed on together
 _HELD_MAX = 1 << 23  # transitions held back where a file does not say what is complete
 _DELAY = 1 << 20  # transitions by which the stream runs behind, so that gaps are known in time
-_AHEAD = 32  # pieces that are read ahead: two batches
+_AHEAD = 2  # batches that are made ready while one is paired
 _EVER = (1 << 63) - 1
 _MMAP_DATA = 1 << 13  # PERF_RECORD_MISC_MMAP_DATA
 _PROT_EXEC = 4
@@ -107,7 +107,9 @@ def transitions(
     rule: PairRule,
     progress: Callable[[int, int], None] | None = None,
 ) -> TransitionStream:
-    """Return the transitions of `files`; `progress` is called with (bytes read, bytes in all).
+    """Return the transitions of `files`.
+
+    `progress` is called, from another thread, with (bytes read, bytes in all).
 
     perf writes the buffers of the CPUs one after the other, and FINISHED_ROUND when it has
     been through all: what is older than the newest of the round before is complete then
@@ -120,7 +122,7 @@ def transitions(
     stream = TransitionStream()
     sources = [_Source(data, rule, stream) for data in files]
     stream.warnings += [data.cut for data in files if data.cut]
-    stream.batches = _delayed(stream, _ordered(stream, sources, progress))
+    stream.batches = _delayed(stream, _ahead(_ordered(stream, sources, progress)))
     return stream
 
 
@@ -130,20 +132,6 @@ def _ordered(
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Transitions]:
     """Read all sources side by side and yield what is complete, in the order of time."""
-    with ThreadPoolExecutor(1) as ahead:
-        try:
-            for source in sources:
-                source.begin(ahead)
-            yield from _merged(stream, sources, progress)
-        finally:
-            ahead.shutdown(cancel_futures=True)
-
-
-def _merged(
-    stream: TransitionStream,
-    sources: Sequence[_Source],
-    progress: Callable[[int, int], None] | None,
-) -> Iterator[Transitions]:
     held: list[Transitions] = []
     rows = 0
     floor = -1  # all up to this time has been yielded
@@ -202,6 +190,18 @@ def _sorted(batch: Transitions) -> Transitions:
     return batch.take(np.argsort(time, kind="stable"))
 
 
+def _ahead(batches: Iterator[Transitions]) -> Iterator[Transitions]:
+    """Make the next batches ready in another thread: NumPy lets both run at once."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            coming = deque(thread.submit(next, batches, None) for _ in range(_AHEAD))
+            while (batch := coming.popleft().result()) is not None:
+                coming.append(thread.submit(next, batches, None))
+                yield batch
+        finally:
+            thread.shutdown(cancel_futures=True)
+
+
 def _delayed(stream: TransitionStream, batches: Iterator[Transitions]) -> Iterator[Transitions]:
     """Hand on the batches so late that a LOST record is read before what it puts in doubt.
 
@@ -248,10 +248,9 @@ class _Source:
     def __init__(self, data: PerfData, rule: PairRule, stream: TransitionStream) -> None:
         self.data = data
         self.complete = -1
-        """No transition is this old that `read` has not returned."""
+        """No transition that is still to be read is this old or older."""
         self.done = 0
         """bytes read"""
-        self._coming: deque[Future[tuple[Transitions | None, int, int]]] = deque()
         self._stream = stream
         self._wanted = _wanted(data, rule)
         self._end_value = rule.end_value
@@ -265,28 +264,15 @@ class _Source:
         self._ids = np.array([id_ for id_, _ in ids], np.uint64)
         self._event_of_id = np.array([index for _, index in ids], np.int64)
 
-    def begin(self, ahead: Executor) -> None:
-        """Let another thread read and decode some pieces ahead of `read`."""
-        self._ahead = ahead
-        self._coming.extend(ahead.submit(self._read) for _ in range(_AHEAD))
-
     def read(self) -> Transitions | None:
         """Return the transitions of the file's next piece, None at its end."""
-        batch, self.complete, self.done = self._coming.popleft().result()
-        if batch is not None:
-            self._coming.append(self._ahead.submit(self._read))
-        return batch
-
-    def _read(self) -> tuple[Transitions | None, int, int]:
-        """Return a piece's transitions, up to when all is complete, and how many bytes are read."""
         piece = next(self._pieces, None)
         if piece is None:
-            return None, self._rounds[-2], self.data.data_size
+            return None
+        self.done = piece.end - self.data.data_offset
         at, batch, cpu = self._samples(piece)
         marks = self._others(piece, at, batch, cpu)
-        if len(marks):
-            batch = _joined([batch, marks])
-        return batch, self._rounds[-2], piece.end - self.data.data_offset
+        return _joined([batch, marks]) if len(marks) else batch
 
     def close(self) -> None:
         """Add up what was lost, once all is read.
@@ -446,13 +432,14 @@ class _Source:
             if kind == perfdata.FINISHED_ROUND:
                 see(row)
                 self._rounds.append(self._newest)
+                self.complete = self._rounds[-2]
             elif kind == perfdata.LOST and size >= 3:
                 note_cpus(row)
                 self._lost += int(body[2])
                 time, on = self.data.trailer(piece, place)
                 time = _EVER if time is None else min(time, _EVER)
                 if cpu is None or on is None:
-                    since = max(self._rounds[-2], 0)
+                    since = max(self.complete, 0)
                 else:
                     since = int(self._last_by_cpu[on & 0xFFFF])
                 stream.gaps.append((since, time))
