@@ -105,11 +105,11 @@ check_perf() {
         FOUND="perf does not run: ${FOUND%%$'\n'*}"
         return 1
     }
-    MEND="use a perf of 5.12 or later: this one has no record --control"
+    MEND="use a perf of 5.15 or later: this one has no record --control, --synth"
     # Not in a pipe: perf's usage text goes to stderr with status 129.
     local usage
     usage=$(perf record -h 2>&1) || true
-    [[ $usage == *--control* ]]
+    [[ $usage == *--control* && $usage == *--synth* ]]
 }
 
 check_binutils() {
@@ -434,6 +434,11 @@ set_names() {
         names+="${names:+, }${file%.set}"
     done
     printf '%s' "$names"
+}
+
+# count_sites SITES: prints how many places the list has, and how many of them are anchors.
+count_sites() {
+    awk -F '\t' '$4 ~ /^0x/ { n++; if ($6 != "store") anchored++ } END { print n + 0, anchored + 0 }' "$1"
 }
 
 # define_probes GROUP SITES: the lines for uprobe_events, one a site of the list, all of one event. Besides what the set

@@ -229,7 +229,7 @@ def cluster() -> Iterator[Cluster]:
 class Recorder:
     """A waitfold-record in the background, from the moment that it records."""
 
-    def __init__(self, *args: str | Path, until: str = "recording PostgreSQL") -> None:
+    def __init__(self, *args: str | Path, until: str = "stops at") -> None:
         self.process = subprocess.Popen(
             [SCRIPTS / "waitfold-record", *args],
             stdin=subprocess.DEVNULL,
