@@ -12,7 +12,7 @@ import pandas as pd
 
 from waitfold.capture import Naming, open_capture
 from waitfold.events import STORE, transitions
-from waitfold.perfdata import PerfData
+from waitfold.perfdata import LOST, PerfData
 
 
 def count(variant: str, folder: Path, pids: list[int]) -> int:
@@ -25,7 +25,12 @@ def count(variant: str, folder: Path, pids: list[int]) -> int:
         )
         return seen + stream.lost
     if variant == "mem":
-        return sum(len(piece.samples) for piece in PerfData(folder / "mem").pieces())
+        pieces = PerfData(folder / "mem").pieces()
+        return sum(
+            len(piece.samples)
+            + sum(int(piece.words[at + 2]) for at in piece.others if piece.words[at] & 0xFF == LOST)
+            for piece in pieces
+        )
     if variant == "bpftrace":
         texts = [(folder / f"bpftrace.{pid}").read_text() for pid in pids]
         return sum(int(number) for text in texts for number in re.findall(r"^@: (\d+)", text, re.M))
@@ -44,7 +49,7 @@ def show(path: Path) -> None:
     runs["cpu_us"] = runs.cpu_ns / runs.transactions / 1000
     runs["tps"] = runs.transactions / runs.took_ns * 1e9
     untraced = runs[runs.variant == "untraced"].set_index(["workload", "round"])
-    runs = runs.join(untraced[["cpu_us", "tps"]], on=["workload", "round"], rsuffix="_untraced")
+    runs = runs.join(untraced[["cpu_us", "tps"]].add_suffix("_untraced"), on=["workload", "round"])
     runs["per_transaction"] = runs.transitions / runs.transactions
     runs["added_us"] = (runs.cpu_us - runs.cpu_us_untraced) / runs.per_transaction
     runs["ratio"] = runs.cpu_us / runs.cpu_us_untraced
@@ -62,8 +67,9 @@ def show(path: Path) -> None:
         print(f"    transitions per transaction   {spread(some.per_transaction, 2)}")
         print(f"    CPU added per transition, us  {spread(some.added_us, 2)}")
         print(f"    CPU, ratio to untraced        {spread(some.ratio, 2)}")
-        print(f"    transactions per second       {spread(some.slower, 1, ' %')}")
-        print(f"    tracer's own CPU, us per transition  {spread(some.own_us, 2)}")
+        print(f"    the same, less than untraced  {spread(-some.slower, 1, ' %')}")
+        if not some.own_us.isna().any():
+            print(f"    tracer's own CPU, us a transition {spread(some.own_us, 2)}")
 
 
 def main() -> None:

@@ -35,7 +35,8 @@ readonly ORDERS=(
 cpu_us() {
     local pid stat sum=0
     for pid; do
-        read -r stat <"/proc/$pid/stat" || die "process $pid has ended too early"
+        # What a short-lived one has used, its parent says.
+        { read -r stat <"/proc/$pid/stat"; } 2>/dev/null || continue
         # shellcheck disable=SC2086 # words are wanted
         set -- ${stat##*) }
         sum=$((sum + (${12} + ${13} + ${14} + ${15}) * TICK_US))
@@ -126,15 +127,16 @@ measure() {
     wait "$pgbench" || die "pgbench: $(tail -n 3 "$WORK/pgbench")"
     monotonic_ns && took=$((REPLY - begun))
     # shellcheck disable=SC2086
-    cpu_us $all && own=$((REPLY - own))
+    cpu_us $all && own=$(((REPLY - own) * 1000))
+    # bpftrace ends with its backend, before it can be asked; it works in the kernel, in the backend's time.
+    [[ $variant != bpftrace ]] || own=nan
     for pid in $pids; do
         await_end "$pid" 10 || die "backend $pid does not end"
     done
     cpu_us "$POSTMASTER"
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s' "$workload" "$round" "$variant" "$transactions" "$took" \
-        $(((REPLY - before - at_lock) * 1000)) $((own * 1000)) >>"$WORK/cost"
+        $(((REPLY - before - at_lock) * 1000)) "$own" >>"$WORK/cost"
     for pid in $tracers; do
-        # bpftrace ends with its backend.
         [[ $variant == bpftrace ]] || kill "$pid"
         wait "$pid" || true
     done

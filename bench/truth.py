@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +21,32 @@ from waitfold.events import STORE, transitions
 
 SAME = 8  # so many equal values in a row, and the sequences are in step again
 REACH = 2000  # as far as that is looked for
+AROUND = 64
 
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]  # time_ns, tid, value
 
 
-def read_bpftrace(path: Path) -> tuple[NDArray[np.int64], NDArray[np.uint32], list[str]]:
-    """Return times, values, and the lines that are something else: what it says of lost events."""
+@dataclass(frozen=True)
+class Stores:
+    """What one thread stored, in order."""
+
+    time: NDArray[np.int64]
+    value: NDArray[np.uint32]
+
+    def after(self, place: int, count: int = SAME) -> Stores:
+        """Return `count` of them."""
+        return Stores(self.time[place : place + count], self.value[place : place + count])
+
+
+def read_bpftrace(path: Path) -> tuple[Stores, list[str]]:
+    """Return the stores, and the lines that are something else: what it says of lost events."""
     lines = path.read_text().splitlines()
     rows = [line.split() for line in lines if re.fullmatch(r"\d+ \d+", line)]
     others = [line for line in lines if line and not re.fullmatch(r"\d+ \d+", line)]
     table = np.array(rows, np.int64).reshape(-1, 2)
     # bpftrace empties the CPUs' buffers one after the other; a thread that moved is in several.
     table = table[np.argsort(table[:, 0], kind="stable")]
-    return table[:, 0], table[:, 1].astype(np.uint32), others
+    return Stores(table[:, 0], table[:, 1].astype(np.uint32)), others
 
 
 def read_capture(path: Path) -> tuple[Columns, int]:
@@ -47,14 +61,20 @@ def read_capture(path: Path) -> tuple[Columns, int]:
     ), stream.lost
 
 
+def nanoseconds(text: str) -> int:
+    """Return the time that perf script prints as `1055.776645746:`."""
+    seconds, fraction = text.strip().rstrip(":").split(".")
+    return int(seconds) * 10**9 + int(fraction)
+
+
 def read_script(path: Path) -> Columns:
     """Return what perf script printed: `12  1055.776645746: waitfold_1:w: (562e1db96a20) v=0x1`."""
     rows = []
     with path.open() as file:
         for line in file:
-            tid, at, *_, value = line.split()
-            whole, part = at[:-1].split(".")
-            rows.append((int(whole) * 10**9 + int(part), int(tid), int(value[2:], 16)))
+            tid, at, *fields = line.split()
+            value = next(field for field in fields if field.startswith("v="))
+            rows.append((nanoseconds(at), int(tid), int(value[2:], 16)))
     table = np.array(rows, np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2].astype(np.uint32)
 
@@ -66,13 +86,19 @@ def in_step(ours: NDArray[np.uint32], theirs: NDArray[np.uint32]) -> int:
     return int(differ[0]) if len(differ) else size
 
 
-def resume(ours: NDArray[np.uint32], theirs: NDArray[np.uint32]) -> tuple[int, int] | None:
-    """Return how many values of each to skip so that both go on alike; as few as possible."""
+def resume(ours: Stores, theirs: Stores) -> tuple[int, int] | None:
+    """Return how many stores of each to skip so that both go on alike.
+
+    As few as possible; of several ways, that in which the times agree best.
+    """
     for skipped in range(1, REACH):
+        ways = []
         for of_ours in range(skipped + 1):
-            a, b = ours[of_ours:][:SAME], theirs[skipped - of_ours :][:SAME]
-            if len(a) == len(b) and len(a) and (a == b).all():
-                return of_ours, skipped - of_ours
+            a, b = ours.after(of_ours), theirs.after(skipped - of_ours)
+            if len(a.value) == len(b.value) and len(a.value) and (a.value == b.value).all():
+                ways.append((int(abs(a.time - b.time).sum()), of_ours, skipped - of_ours))
+        if ways:
+            return min(ways)[1:]
     return None
 
 
@@ -81,43 +107,47 @@ def some(values: NDArray[np.uint32]) -> str:
     return " ".join([str(len(values)), *(f"{value:#x}" for value in values[:9])])
 
 
-def compare(ours: Columns, watched: tuple[NDArray[np.int64], NDArray[np.uint32]]) -> bool:
-    """Print how a backend's transitions differ from the watchpoint's; return whether none does."""
-    time, _, value = ours
-    their_time, their_value = watched
+def compare(ours: Stores, theirs: Stores, second: NDArray[np.int64]) -> bool:
+    """Print how a backend's transitions differ from the watchpoint's; return whether none does.
+
+    `second` are the times at which another watchpoint fired.
+    """
     # A probe fires some us after the store, or, where it is on the store itself, just before: the
     # watchpoint's first counterpart is the one near in time with which most is in step.
-    near = int(np.searchsorted(their_time, time[0]))
+    near = int(np.searchsorted(theirs.time, ours.time[0]))
     starts = range(max(near - 3, 0), near + 3)
-    start = max(starts, key=lambda place: in_step(value, their_value[place:]))
-    at, other = 0, start
-    missing = extra = equal = 0
+    other = max(starts, key=lambda place: in_step(ours.value, theirs.value[place:]))
+    at = missing = extra = equal = 0
     delays: list[NDArray[np.int64]] = []
-    while at < len(value):
-        size = in_step(value[at:], their_value[other:])
-        delays.append(time[at : at + size] - their_time[other : other + size])
+    while at < len(ours.value):
+        size = in_step(ours.value[at:], theirs.value[other:])
+        delays.append(ours.time[at : at + size] - theirs.time[other : other + size])
         equal += size
         at += size
         other += size
-        if at == len(value):
+        if at == len(ours.value):
             break
-        skip = resume(value[at:], their_value[other:])
+        skip = resume(ours.after(at, REACH), theirs.after(other, REACH))
         if skip is None:
-            print(f"  out of step for good at {time[at]} ns")
+            print(f"  out of step for good at {ours.time[at]} ns")
             return False
+        # The same time by all three; perf serves the second watchpoint some us after bpftrace's.
+        edges = theirs.time[[other - AROUND, other + skip[1] + AROUND]]
         print(
-            f"  at {time[at]} ns: only recorded: {some(value[at:][: skip[0]])}; "
-            f"only by bpftrace: {some(their_value[other:][: skip[1]])}"
+            f"  at {ours.time[at]} ns: only recorded {some(ours.after(at, skip[0]).value)}; "
+            f"only by bpftrace {some(theirs.after(other, skip[1]).value)}. "
+            f"With {AROUND} stores before and after: recorded {2 * AROUND + skip[0]}, "
+            f"bpftrace {2 * AROUND + skip[1]}, perf's watchpoint "
+            f"{np.diff(np.searchsorted(second, edges))[0]}"
         )
         extra += skip[0]
         missing += skip[1]
         at += skip[0]
         other += skip[1]
     delay = np.concatenate(delays) / 1000
-    kinds = len(np.unique(value))
     print(
-        f"  transitions compared {len(value)}, of {kinds} values: equal {equal}, "
-        f"missing {missing}, extra {extra}"
+        f"  transitions compared {len(ours.value)}, of {len(np.unique(ours.value))} values: "
+        f"equal {equal}, missing {missing}, extra {extra}"
     )
     print(
         "  the recording's time less bpftrace's, us: "
@@ -136,14 +166,16 @@ def main() -> int:
     parser.add_argument("pid", type=int, help="the backend that was watched")
     parser.add_argument("bpftrace", type=Path, help="lines of nsecs and value")
     parser.add_argument("script", type=Path, help="what perf script prints of the capture")
+    parser.add_argument("second", type=Path, help="times of another watchpoint's samples")
     options = parser.parse_args()
 
     everything, lost = read_capture(options.capture)
-    watched_time, watched_value, others = read_bpftrace(options.bpftrace)
+    watched, others = read_bpftrace(options.bpftrace)
     mine = everything[1] == options.pid
-    time, tid, value = (column[mine] for column in everything)
+    ours = Stores(everything[0][mine], everything[2][mine])
     print(f"  lost by the recording: {lost}; bpftrace's own words: {'; '.join(others)}")
-    same = compare((time, tid, value), (watched_time, watched_value))
+    second = np.array([nanoseconds(line) for line in options.second.open()], np.int64)
+    same = compare(ours, watched, np.sort(second))
 
     # In the order of time; perf script keeps the file's order where times are equal.
     theirs = read_script(options.script)

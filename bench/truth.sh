@@ -5,7 +5,8 @@
 #
 # A bpftrace watchpoint on a pgbench backend's wait_event_info reads each value from memory when
 # it has been stored; waitfold-record runs at the same time. The two sequences are compared from the
-# recording's first transition to its last, once for reads and once for writes with row locks; and the
+# recording's first transition to its last;
+# where they differ, a watchpoint by perf says what it saw; once for reads and once for writes with row locks; and the
 # package's reader is compared with perf script, on every event of the same capture.
 #
 # needs: what `make deps` installs; root.
@@ -18,7 +19,7 @@ seconds=${1:-40}
 
 # compare NAME PGBENCH-OPTION...
 compare() {
-    local name=$1 pgbench pid address watch backends
+    local name=$1 pgbench pid address watch second backends
     shift
     timeout $((seconds + 120)) "$BIN/pgbench" -n -c 2 -T $((seconds + 90)) "$@" >"$WORK/pgbench" 2>&1 &
     pgbench=$!
@@ -31,6 +32,11 @@ compare() {
         -e "watchpoint:$address:4:w { printf(\"%llu %u\\n\", nsecs, *(uint32*)uptr($address)); }" >/dev/null 2>"$WORK/$name.bpftrace.log" &
     watch=$!
     await "$WORK/$name.bpftrace" 'Attaching 1 probe' 30
+    # A second witness, for what only one of the two has seen. Attached later, it is served after bpftrace.
+    timeout $((seconds + 100)) perf record -o "$WORK/$name.mem" -k CLOCK_MONOTONIC -m 4M -B -N -c 1 \
+        -e "mem:$address/4:w" -p "$pid" >"$WORK/$name.mem.log" 2>&1 &
+    second=$!
+    sleep 1
     timeout $((seconds + 60)) "$RECORD" -D "$WORK/data" -d "$seconds" -o "$WORK/$name" 2>"$WORK/$name.log" ||
         die "waitfold-record: $(tail -n 3 "$WORK/$name.log")"
     sleep 1
@@ -38,11 +44,14 @@ compare() {
     children "$watch"
     kill -INT "${REPLY% }"
     wait "$watch" || true
+    kill "$second"
+    wait "$second" || true
     kill "$pgbench"
     wait "$pgbench" || true
+    perf script -i "$WORK/$name.mem" --ns -F time >"$WORK/$name.mem.script"
     perf script -i "$WORK/$name/perf.data" --ns -F trace:tid,time,event,trace >"$WORK/$name.script"
     printf '%s: backend %s, %s s\n' "$name" "$pid" "$seconds"
-    "$PYTHON" "$ROOT/bench/truth.py" "$WORK/$name" "$pid" "$WORK/$name.bpftrace" "$WORK/$name.script"
+    "$PYTHON" "$ROOT/bench/truth.py" "$WORK/$name" "$pid" "$WORK/$name.bpftrace" "$WORK/$name.script" "$WORK/$name.mem.script"
     # Where the limit on locked memory may not be raised, it says so and goes on.
     awk '!/RLIMIT_MEMLOCK/ && NF' "$WORK/$name.bpftrace.log"
 }

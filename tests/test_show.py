@@ -192,7 +192,7 @@ def test_width(analysis: Analysis, by_backend: bool, histogram: bool) -> None:
 def test_by_backend(analysis: Analysis) -> None:
     """A process has its type, whose it is, its time without idle waits, and its top wait."""
     report = text.report_text(analysis, True, False)
-    assert re.search(r"22266 client backend postgres/shop +\d+ +2\.01s  IPC:ExecuteGather", report)
+    assert re.search(r"22266 client postgres/shop +\d+ +2\.01s  IPC:ExecuteGather", report)
     assert re.search(r"22267 parallel worker +9 +2\.00s  Timeout:PgSleep", report)
     assert re.search(r"14276 checkpointer +0 +0ns  -", report)
 

@@ -206,7 +206,7 @@ def _process_table(processes: pd.DataFrame) -> list[str]:
         f"{'    pid type user/database':<{width}}{'count':>8}{'total':>7}  top wait",
     ]
     for p in processes.to_dict("records"):
-        name = f"{p['pid']:>7} {p['type']} {p['who']}".rstrip()
+        name = f"{p['pid']:>7} {p['type'].removesuffix(' backend')} {p['who']}".rstrip()
         row = f"{count(p['busy_count']):>8}{human(p['busy_ns']):>7}  {p['top']}"
         lines += [f"{name:<{width}}{row}"] if len(name) <= width else [name, " " * width + row]
     return lines
