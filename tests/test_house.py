@@ -217,5 +217,5 @@ def test_demo_without_perf(tmp_path: Path) -> None:
             if program.name != "perf" and not (programs / program.name).exists():
                 (programs / program.name).symlink_to(program)
     said = demo(tmp_path, PATH=str(programs))
-    assert re.search(r"^no +perf +no perf\n +-> ", said, re.M)
+    assert re.search(r"^no +perf +no perf\n +mend it: ", said, re.M)
     assert "made elsewhere, samples/pgbench-cold-reads" in said
