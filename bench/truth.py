@@ -103,8 +103,8 @@ def resume(ours: Stores, theirs: Stores) -> tuple[int, int] | None:
 
 
 def some(values: NDArray[np.uint32]) -> str:
-    """Return how many values there are, and the first of them."""
-    return " ".join([str(len(values)), *(f"{value:#x}" for value in values[:9])])
+    """Return how many values there are, and what the first are."""
+    return f"{len(values)} ({' '.join(f'{value:#x}' for value in values[:9])})"
 
 
 def compare(ours: Stores, theirs: Stores, second: NDArray[np.int64]) -> bool:
@@ -135,7 +135,8 @@ def compare(ours: Stores, theirs: Stores, second: NDArray[np.int64]) -> bool:
         edges = theirs.time[[other - AROUND, other + skip[1] + AROUND]]
         print(
             f"  at {ours.time[at]} ns: only recorded {some(ours.after(at, skip[0]).value)}; "
-            f"only by bpftrace {some(theirs.after(other, skip[1]).value)}. "
+            f"only by bpftrace {some(theirs.after(other, skip[1]).value)}; recorded from 2 before "
+            f"to 2 after: {some(ours.after(max(at - 2, 0), skip[0] + 4).value)}. "
             f"With {AROUND} stores before and after: recorded {2 * AROUND + skip[0]}, "
             f"bpftrace {2 * AROUND + skip[1]}, perf's watchpoint "
             f"{np.diff(np.searchsorted(second, edges))[0]}"
