@@ -97,13 +97,13 @@ def test_header_facts() -> None:
 
 
 def test_processes() -> None:
-    """Forks and exits after the start, names, mapped binaries."""
-    _, stream = rows(PerfData(DATA / "one.data"))
+    """Each backend is born before its first store and dies after its last."""
+    batch = events._joined(list(transitions([PerfData(DATA / "one.data")], RULE)))
     pids = {row[1] for row in text_rows("one")}
-    assert pids == set(stream.forks) == set(stream.exits)
-    assert {stream.comms[stream.forks[pid][0]] for pid in pids} == {"postgres"}
-    assert all(stream.forks[pid][1] < stream.exits[pid] for pid in pids)
-    assert "/usr/lib/postgresql/15/bin/postgres" in stream.binaries
+    for pid in pids:
+        marks = batch.mark[(batch.tid == pid) & (batch.pid == pid)].tolist()
+        assert marks == [FORK, *[STORE] * (len(marks) - 2), EXIT]
+    assert len(pids) == 12
 
 
 def test_losses() -> None:

@@ -26,8 +26,6 @@ _HELD_MAX = 1 << 23  # transitions held back where a file does not say what is c
 _DELAY = 1 << 20  # transitions by which the stream runs behind, so that gaps are known in time
 _AHEAD = 2  # batches that are made ready while one is paired
 _EVER = (1 << 63) - 1
-_MMAP_DATA = 1 << 13  # PERF_RECORD_MISC_MMAP_DATA
-_PROT_EXEC = 4
 
 
 @dataclass(frozen=True)
@@ -85,14 +83,6 @@ class TransitionStream:
     samples: int = 0
     lost: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
-    forks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """pid: (parent's pid, time_ns)"""
-    exits: dict[int, int] = field(default_factory=dict)
-    """tid: time_ns"""
-    comms: dict[int, str] = field(default_factory=dict)
-    """tid: the last name"""
-    binaries: set[str] = field(default_factory=set)
-    """files whose code was mapped"""
     first_ns: int | None = None
     last_ns: int | None = None
     warnings: list[str] = field(default_factory=list)
@@ -271,7 +261,8 @@ class _Source:
             return None
         self.done = piece.end - self.data.data_offset
         at, batch, cpu = self._samples(piece)
-        marks = self._others(piece, at, batch, cpu)
+        self._others(piece, at, batch, cpu)
+        marks = self._tasks(piece)
         return _joined([batch, marks]) if len(marks) else batch
 
     def close(self) -> None:
@@ -399,11 +390,8 @@ class _Source:
         at: NDArray[np.int64],
         batch: Transitions,
         cpu: NDArray[np.uint64] | None,
-    ) -> Transitions:
-        """Go through the records other than samples, and return FORK and EXIT as transitions."""
-        words = piece.words
-        marks: list[tuple[int, int, int]] = []
-        stream = self._stream
+    ) -> None:
+        """Take down losses and ends of rounds, and what stands before them."""
         noted = 0
 
         def note_cpus(row: int) -> None:
@@ -426,56 +414,45 @@ class _Source:
 
         before = np.searchsorted(at, piece.others).tolist()
         for place, row in zip(piece.others, before, strict=True):
-            head = int(words[place])
+            head = int(piece.words[place])
             kind, size = head & 0xFFFF_FFFF, head >> 51
-            body = words[place : place + size]
             if kind == perfdata.FINISHED_ROUND:
                 see(row)
                 self._rounds.append(self._newest)
                 self.complete = self._rounds[-2]
             elif kind == perfdata.LOST and size >= 3:
                 note_cpus(row)
-                self._lost += int(body[2])
+                self._lost += int(piece.words[place + 2])
                 time, on = self.data.trailer(piece, place)
                 time = _EVER if time is None else min(time, _EVER)
                 if cpu is None or on is None:
                     since = max(self.complete, 0)
                 else:
                     since = int(self._last_by_cpu[on & 0xFFFF])
-                stream.gaps.append((since, time))
+                self._stream.gaps.append((since, time))
             elif kind == perfdata.LOST_SAMPLES and size >= 2:
-                self._lost_samples += int(body[1])
-            elif kind in (perfdata.FORK, perfdata.EXIT) and size >= 4:
-                pid, parent, tid, _ = body[1:3].view(np.uint32).tolist()
-                time = int(body[3])
-                # perf makes up a FORK at time 0 for each process that exists already.
-                if not 0 < time < _EVER or tid > PID_MAX or pid > PID_MAX:
-                    continue
-                if kind == perfdata.EXIT:
-                    stream.exits[tid] = time
-                elif pid == tid:
-                    stream.forks[pid] = (parent, time)
-                marks.append((time, tid << 32 | pid, EXIT if kind == perfdata.EXIT else FORK))
-            elif kind == perfdata.COMM and size >= 3:
-                stream.comms[int(body[1]) >> 32] = _text(body[2:])
-            elif kind == perfdata.MMAP and size >= 6 and not head >> 32 & _MMAP_DATA:
-                stream.binaries.add(_text(body[5:]))
-            elif kind == perfdata.MMAP2 and size >= 10 and int(body[8]) & _PROT_EXEC:
-                stream.binaries.add(_text(body[9:]))
+                self._lost_samples += int(piece.words[place + 1])
         note_cpus(len(batch))
         see(len(batch))
-        columns = np.array(marks, np.int64).reshape(-1, 3)
-        return Transitions(
-            columns[:, 0],
-            columns[:, 1].astype(np.uint64),
-            np.zeros(len(columns), np.uint32),
-            columns[:, 2].astype(np.uint8),
+
+    def _tasks(self, piece: Piece) -> Transitions:
+        """Return FORK and EXIT records as transitions: pid, parent; tid, parent's; time."""
+        words = piece.words
+        at = np.array(piece.tasks, np.int64)
+        at = at[words[at] >> np.uint64(51) >= 4]
+        time = words[at + 3].view(np.int64)
+        pid = words[at + 1] & np.uint64(0xFFFF_FFFF)
+        tid = words[at + 2] & np.uint64(0xFFFF_FFFF)
+        # perf makes up a FORK at time 0 for each process that exists already.
+        real = np.flatnonzero((time > 0) & (pid <= PID_MAX) & (tid <= PID_MAX))
+        is_exit = words[at] & np.uint64(0xFFFF_FFFF) == perfdata.EXIT
+        every = Transitions(
+            time,
+            tid << np.uint64(32) | pid,
+            np.zeros(len(at), np.uint32),
+            np.where(is_exit, np.uint8(EXIT), np.uint8(FORK)),
         )
-
-
-def _text(words: NDArray[np.uint64]) -> str:
-    """Return the string that begins a record's last field."""
-    return words.tobytes().split(b"\0")[0].decode(errors="replace")
+        return every.take(real)
 
 
 def _wanted(data: PerfData, rule: PairRule) -> list[_Wanted]:

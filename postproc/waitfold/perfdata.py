@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from .errors import PerfDataError
 
 # Record types, perf_event.h and, from 64, tools/lib/perf/include/perf/event.h.
-MMAP, LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 1, 2, 3, 4, 7, 9, 10, 13
+LOST, EXIT, FORK, SAMPLE, LOST_SAMPLES = 2, 4, 7, 9, 13
 FINISHED_ROUND, AUXTRACE, COMPRESSED, COMPRESSED2 = 68, 71, 81, 83
-_KEPT = frozenset((MMAP, LOST, COMM, EXIT, FORK, MMAP2, LOST_SAMPLES, FINISHED_ROUND))
 
 # sample_type bits
 _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM, _RAW = (
@@ -79,7 +78,8 @@ class Piece:
     words: NDArray[np.uint64]
     samples: NDArray[np.int64]  # where in words the SAMPLE records begin
     shortest: int  # words of the shortest sample
-    others: list[int]  # where the other records of a kind that is used begin
+    tasks: list[int]  # where the FORK and EXIT records begin
+    others: list[int]  # where the LOST, LOST_SAMPLES and FINISHED_ROUND records begin
     end: int  # offset in the file behind the last record
 
 
@@ -341,6 +341,7 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
     place = samples.data
     count = at = same = alike = 0
     shortest = _HEAD // 8
+    tasks = []
     others = []
     sane = True
     while at < limit:
@@ -371,7 +372,9 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
             count += run
             at += run * step
             continue
-        if kind in _KEPT:
+        if kind in (FORK, EXIT):
+            tasks.append(at)
+        elif kind in (LOST, LOST_SAMPLES, FINISHED_ROUND):
             others.append(at)
         elif kind == AUXTRACE:
             raise PerfDataError(
@@ -379,7 +382,7 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
                 "not read here. Record the wait events without it."
             )
         at += step
-    return Piece(offset, words, samples[:count], shortest, others, offset + 8 * at), sane
+    return Piece(offset, words, samples[:count], shortest, tasks, others, offset + 8 * at), sane
 
 
 def _run(words: NDArray[np.uint64], at: int, step: int) -> int:
