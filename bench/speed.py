@@ -75,8 +75,7 @@ def sums(path: Path) -> list[tuple[str, ...]]:
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    sample = ROOT / "samples" / "pgbench-cold-reads" / "perf.data"
-    parser.add_argument("--source", type=Path, default=sample)
+    parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=8_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

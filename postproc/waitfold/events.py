@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 
@@ -24,7 +23,6 @@ PID_MAX = 1 << 22
 _BATCH = 1 << 18  # transitions that are put in order and handed on together
 _HELD_MAX = 1 << 23  # transitions held back where a file does not say what is complete
 _DELAY = 1 << 20  # transitions by which the stream runs behind, so that gaps are known in time
-_AHEAD = 2  # batches that are made ready while one is paired
 _EVER = (1 << 63) - 1
 
 
@@ -99,7 +97,7 @@ def transitions(
 ) -> TransitionStream:
     """Return the transitions of `files`.
 
-    `progress` is called, from another thread, with (bytes read, bytes in all).
+    `progress` is called, by whoever iterates, with (bytes read, bytes in all).
 
     perf writes the buffers of the CPUs one after the other, and FINISHED_ROUND when it has
     been through all: what is older than the newest of the round before is complete then
@@ -112,7 +110,7 @@ def transitions(
     stream = TransitionStream()
     sources = [_Source(data, rule, stream) for data in files]
     stream.warnings += [data.cut for data in files if data.cut]
-    stream.batches = _delayed(stream, _ahead(_ordered(stream, sources, progress)))
+    stream.batches = _delayed(stream, _ordered(stream, sources, progress))
     return stream
 
 
@@ -178,18 +176,6 @@ def _sorted(batch: Transitions) -> Transitions:
     if (time[1:] >= time[:-1]).all():
         return batch
     return batch.take(np.argsort(time, kind="stable"))
-
-
-def _ahead(batches: Iterator[Transitions]) -> Iterator[Transitions]:
-    """Make the next batches ready in another thread: NumPy lets both run at once."""
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            coming = deque(thread.submit(next, batches, None) for _ in range(_AHEAD))
-            while (batch := coming.popleft().result()) is not None:
-                coming.append(thread.submit(next, batches, None))
-                yield batch
-        finally:
-            thread.shutdown(cancel_futures=True)
 
 
 def _delayed(stream: TransitionStream, batches: Iterator[Transitions]) -> Iterator[Transitions]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -13,6 +15,7 @@ from .events import EXIT, PID_MAX, STORE, Transitions, TransitionStream
 START, END, LOST = 1, 2, 4
 """Flags: began before the window; was open at its end or when its thread ended; cut by a loss."""
 
+_AHEAD = 4  # batches
 _NEVER = (1 << 63) - 1
 _BEFORE = -(1 << 62)  # time of a store that was made before recording began
 
@@ -47,7 +50,7 @@ def pair(
     end_ns: int | None = None,
     initial: Mapping[int, int] | None = None,
 ) -> Iterator[Intervals]:
-    """Yield the intervals of the window from `start_ns` to `end_ns`.
+    """Return the intervals of the window from `start_ns` to `end_ns`.
 
     None stands for the first and the last sample. `initial` is the value of processes when the
     window began, where it was read from their memory. An interval runs from a store of another
@@ -60,8 +63,26 @@ def pair(
       is unknown until it stores something other than 0.
 
     A wait is yielded once; where it has several flags it counts under the first of START, LOST
-    and END.
+    and END. The next batches are read and paired in another thread meanwhile.
     """
+    return _ahead(_pair(stream, start_ns, end_ns, initial or {}))
+
+
+def _ahead(batches: Iterator[Intervals]) -> Iterator[Intervals]:
+    """Make the next batches ready in another thread: NumPy lets both run at once."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            coming = deque(thread.submit(next, batches, None) for _ in range(_AHEAD))
+            while (batch := coming.popleft().result()) is not None:
+                coming.append(thread.submit(next, batches, None))
+                yield batch
+        finally:
+            thread.shutdown(cancel_futures=True)
+
+
+def _pair(
+    stream: TransitionStream, start_ns: int | None, end_ns: int | None, initial: Mapping[int, int]
+) -> Iterator[Intervals]:
     threads = _Threads()
     window: _Window | None = None
     for batch in stream:
@@ -73,7 +94,7 @@ def pair(
                 continue
             first = int(batch.time_ns[stores[0]]) if start_ns is None else start_ns
             window = _Window(first)
-            threads.begin(initial or {})
+            threads.begin(initial)
         if len(batch):
             for ended in threads.step(batch):
                 yield window.cut(ended, stream.gaps)
@@ -81,7 +102,7 @@ def pair(
         if start_ns is None:
             return
         window = _Window(start_ns)
-        threads.begin(initial or {})
+        threads.begin(initial)
     last = stream.last_ns if end_ns is None else end_ns
     if last is not None:
         yield window.cut(threads.finish(max(last, window.start)), stream.gaps)
