@@ -25,7 +25,7 @@ def stream(
         for at in range(0, len(stores), batch):
             columns = np.array(stores[at : at + batch], np.int64).reshape(-1, 4)
             time, tid, value, mark = columns.T
-            threads = (tid << 32 | tid).astype(np.uint64)
+            threads = (tid << 32 | tid & 0xFFFF_FFFF).astype(np.uint64)
             yield Transitions(time.copy(), threads, value.astype(np.uint32), mark.astype(np.uint8))
 
     times = [time for time, _, _, mark in stores if mark == STORE]
@@ -185,6 +185,13 @@ def test_many_threads() -> None:
     stores = [(tid, tid, 5, 0) for tid in tids] + [(100_000 + tid, tid, 0, 0) for tid in tids]
     found = rows(pair(stream(stores, batch=30_000)))
     assert found == [(tid, 100_000, tid, 5, 0) for tid in tids]
+
+
+def test_threads_that_are_gone() -> None:
+    """A sample of a thread that has no number any more belongs to none."""
+    stores = [(10, -1, 5, 0), (12, -1, 0, 0)]
+    assert rows(pair(stream(stores), 5, 20)) == []
+    assert rows(pair(stream([*stores, (15, 1, 5, 0)]), 5, 20)) == [(15, 5, 1, 5, END)]
 
 
 def intervals(seed: int, count: int) -> Intervals:

@@ -132,52 +132,34 @@ class _Threads:
         """Yield the intervals that end with the transitions of a batch."""
         if int(batch.tid.min()) < 0:  # of a thread that is already gone (perf_event_tid)
             batch = batch.take(np.flatnonzero(batch.tid >= 0))
-        codes = self._codes(batch.tid)
-        # NumPy sorts 16-bit integers by radix, which is several times faster.
-        by_thread = codes.astype(np.uint16) if self._count <= 1 << 16 else codes
-        order = np.argsort(by_thread, kind="stable")
-        code = by_thread[order]
+        if not len(batch):
+            return
+        order, thread, heads = _by_thread(batch)
         time = batch.time_ns[order]
         value = batch.value[order]
-        head = np.ones(len(code), np.bool_)
-        np.not_equal(code[1:], code[:-1], out=head[1:])
-        heads = np.flatnonzero(head)
-        tails = np.append(heads[1:], len(code)) - 1
-        threads = code[heads]
+        tails = np.append(heads[1:], len(thread)) - 1
+        threads = self._codes(thread[heads] >> np.uint64(32))
 
         # The first transition of a thread ends what it stored in an earlier batch.
         what = self._value[threads]
         unknown = ~self._known[threads] & (value[heads] == 0)
         unknown &= batch.mark[order[heads]] == STORE
         open_ = np.flatnonzero((what != 0) | unknown)
-        yield self._ended(
-            batch, order[heads[open_]], self._since[threads[open_]], time[heads[open_]], what[open_]
+        first = heads[open_]
+        mark = batch.mark[order] if batch.mark.any() else None
+        yield _ended(
+            thread[first], self._since[threads[open_]], time[first], what[open_], mark, first
         )
         self._since[threads] = time[tails]
         self._value[threads] = value[tails]
-        self._pid[threads] = batch.pid[order[tails]]
+        self._pid[threads] = thread[tails] & np.uint64(0xFFFF_FFFF)
         self._known[threads] = True
 
         # Each other ends the one before it.
         value[tails] = 0
         begins = np.flatnonzero(value)
         ends = begins + 1
-        yield self._ended(batch, order[ends], time[begins], time[ends], value[begins])
-
-    @staticmethod
-    def _ended(
-        batch: Transitions,
-        ends: NDArray[np.int64],
-        begun: NDArray[np.int64],
-        time: NDArray[np.int64],
-        value: NDArray[np.uint32],
-    ) -> Intervals:
-        """Return intervals that end with the rows `ends` of a batch."""
-        thread = batch.thread[ends].view(np.int32)
-        flags = np.zeros(len(ends), np.uint8)
-        if batch.mark.any():
-            flags[batch.mark[ends] == EXIT] = END
-        return Intervals(begun, time - begun, thread[0::2], thread[1::2], value, flags)
+        yield _ended(thread[begins], time[begins], time[ends], value[begins], mark, ends)
 
     def finish(self, time: int) -> Intervals:
         """Return the intervals that are open at `time`."""
@@ -192,8 +174,8 @@ class _Threads:
             np.full(len(codes), END, np.uint8),
         )
 
-    def _codes(self, tids: NDArray[np.int32]) -> NDArray[np.int32]:
-        codes = self._code[tids]
+    def _codes(self, tids: NDArray[np.integer]) -> NDArray[np.int32]:
+        codes: NDArray[np.int32] = self._code[tids]
         if not codes.all():
             new = np.unique(tids[codes == 0])
             count = self._count + len(new)
@@ -213,6 +195,39 @@ class _Threads:
             self._count = count
             codes = self._code[tids]
         return codes
+
+
+def _by_thread(
+    batch: Transitions,
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the order that puts each thread's rows together, the threads, where each begins."""
+    # NumPy sorts 16-bit integers by radix, several times faster than it does longer ones.
+    low = np.ascontiguousarray(batch.thread.view(np.uint16)[2::4])
+    order = np.argsort(low, kind="stable")
+    thread = batch.thread[order]
+    heads = np.flatnonzero(np.append(True, thread[1:] != thread[:-1]))
+    if len(np.unique(thread[heads] >> np.uint64(32))) < len(heads):
+        order = np.argsort(batch.tid, kind="stable")  # some agree in their lower 16 bits
+        thread = batch.thread[order]
+        tid = thread >> np.uint64(32)
+        heads = np.flatnonzero(np.append(True, tid[1:] != tid[:-1]))
+    return order, thread, heads
+
+
+def _ended(
+    thread: NDArray[np.uint64],
+    begun: NDArray[np.int64],
+    ended: NDArray[np.int64],
+    value: NDArray[np.uint32],
+    mark: NDArray[np.uint8] | None,
+    ends: NDArray[np.int64],
+) -> Intervals:
+    """Return intervals; those whose end has the mark EXIT were open then."""
+    flags = np.zeros(len(thread), np.uint8)
+    if mark is not None:
+        flags[mark[ends] == EXIT] = END
+    halves = thread.view(np.int32)
+    return Intervals(begun, ended - begun, halves[0::2], halves[1::2], value, flags)
 
 
 class _Window:
