@@ -24,7 +24,7 @@ lint: deps ## shellcheck, shfmt, ruff, mypy
 	.venv/bin/shfmt -d -i 4 -ci $(BASH_FILES)
 	.venv/bin/ruff check -q postproc tests bench
 	.venv/bin/ruff format -q --check postproc tests bench
-	.venv/bin/mypy -p waitfold
+	.venv/bin/mypy postproc/waitfold
 
 deps: .venv/.stamp ## system packages, and .venv/ with .venv/bin/waitfold
 	@tests/packages.sh

@@ -3,6 +3,7 @@
 # the server, and putting probes in and taking them out again.
 #
 # Sourced, never run. Needs bash 4.2, coreutils, awk; binutils where sites are looked for.
+# shellcheck disable=SC2034 # what is set here is used by those that source it
 
 readonly WAITFOLD_VERSION=0.1.0
 readonly TOOL=${0##*/}
@@ -445,9 +446,9 @@ count_sites() {
 # says each carries the global PostmasterPid, by which one cluster is told from others that run the same
 # binary: the kernel reads `@+N` at N behind where the file's offset 0 would be, as seen from the probe.
 define_probes() {
-    local postmaster_pid value place offset kind
+    local postmaster_pid value place offset
     postmaster_pid=$(symbol_address "$EXE" PostmasterPid)
-    while IFS=$'\t' read -r _ value place offset _ kind; do
+    while IFS=$'\t' read -r _ value place offset _ _; do
         [[ $offset == 0x* ]] || continue
         [[ $value == %* ]] || value=\\$value
         printf 'p:%s/%s %s:%s %s=%s:%s postmaster=@+%d:s32\n' "$1" "$SET_EVENT" "$EXE" "$offset" \
