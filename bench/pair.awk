@@ -10,6 +10,10 @@ $3 ~ /^PERF_RECORD_EXIT/ { delete value[tid] }
 $5 ~ /^v=/ {
     split($2, at, /[.:]/)
     ns = at[1] * 1000000000 + at[2]
+    # perf writes a few records twice.
+    if (ns == since[tid] && $5 == before[tid])
+        next
+    before[tid] = $5
     if (tid in value) {
         count[value[tid]]++
         total[value[tid]] += ns - since[tid]

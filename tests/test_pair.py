@@ -97,6 +97,16 @@ def test_an_interval_runs_to_the_next_store() -> None:
     assert rows(pair(stream(stores, batch=1))) == want
 
 
+def test_records_that_perf_wrote_twice() -> None:
+    """The same thread, time and value again is the same store, in one batch or in the next."""
+    stores = [(10, 1, 5, 0), (10, 1, 5, 0), (15, 1, 0, 0), (15, 1, 0, 0), (15, 2, 0, 0)]
+    for batch in (1, 2, 100):
+        twice = stream(stores, batch=batch)
+        twice.samples = len(stores)
+        assert rows(pair(twice, 0, 20)) == [(10, 5, 1, 5, 0), (0, 15, 2, 0, START)]
+        assert twice.samples == 3
+
+
 def test_start() -> None:
     """What was open when the window began is cut there, known or not."""
     stores = [(10, 1, 0, 0), (12, 2, 0, 0), (13, 3, 4, 0), (14, 3, 0, 0), (15, 4, 0, 0)]

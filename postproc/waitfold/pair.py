@@ -96,7 +96,7 @@ def _pair(
             window = _Window(first)
             threads.begin(initial)
         if len(batch):
-            for ended in threads.step(batch):
+            for ended in threads.step(batch, stream):
                 yield window.cut(ended, stream.gaps)
     if window is None:
         if start_ns is None:
@@ -128,15 +128,22 @@ class _Threads:
         self._value[codes] = [initial[tid] & 0xFFFF_FFFF for tid in tids]
         self._known[codes] = True
 
-    def step(self, batch: Transitions) -> Iterator[Intervals]:
+    def step(self, batch: Transitions, stream: TransitionStream) -> Iterator[Intervals]:
         """Yield the intervals that end with the transitions of a batch."""
-        if int(batch.tid.min()) < 0:  # of a thread that is already gone (perf_event_tid)
+        if len(batch) and int(batch.tid.min()) < 0:  # of a thread that is already gone (perf_event_tid)
             batch = batch.take(np.flatnonzero(batch.tid >= 0))
         if not len(batch):
             return
         order, thread, heads = _by_thread(batch)
         time = batch.time_ns[order]
         value = batch.value[order]
+        twice = self._twice(time, value, thread, heads)
+        twice = twice[batch.mark[order[twice]] == STORE]
+        if len(twice):
+            stream.samples -= len(twice)
+            once = np.delete(np.arange(len(batch)), order[twice])
+            yield from self.step(batch.take(once), stream)
+            return
         tails = np.append(heads[1:], len(thread)) - 1
         threads = self._codes(thread[heads] >> np.uint64(32))
 
@@ -160,6 +167,25 @@ class _Threads:
         begins = np.flatnonzero(value)
         ends = begins + 1
         yield _ended(thread[begins], time[begins], time[ends], value[begins], mark, ends)
+
+    def _twice(
+        self,
+        time: NDArray[np.int64],
+        value: NDArray[np.uint32],
+        thread: NDArray[np.uint64],
+        heads: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Return the rows that repeat the thread's row before them.
+
+        perf writes a few records twice: perf_mmap__push (tools/perf/util/mmap.c) looks up the
+        end of a buffer two times and remembers the earlier one. No thread stores twice in a ns.
+        """
+        same = time[1:] == time[:-1]
+        rows = np.flatnonzero(same) + 1
+        rows = rows[(thread[rows] == thread[rows - 1]) & (value[rows] == value[rows - 1])]
+        threads = self._codes(thread[heads] >> np.uint64(32))
+        again = (self._since[threads] == time[heads]) & (self._value[threads] == value[heads])
+        return np.concatenate([rows, heads[again]])
 
     def finish(self, time: int) -> Intervals:
         """Return the intervals that are open at `time`."""
