@@ -389,7 +389,8 @@ unregister() {
     else
         removed=
     fi
-    rmdir "$instance"
+    # Busy while somebody reads a file of it.
+    rmdir "$instance" 2>/dev/null || { sleep 0.2 && rmdir "$instance"; } || true
     [[ -n $removed ]]
 }
 
@@ -407,7 +408,7 @@ remove_stale() {
         sleep 0.5
         if unregister "$event"; then
             warn "removed the probes that a killed run (process $pid) had left"
-        else
+        elif [[ -n $(registered "$group") ]]; then # not removed by another script meanwhile
             warn "the probes of a killed run (process $pid) are still in use, by the perf that it left: they go with the next run"
         fi
     done < <(registered "waitfold_${namespace}_[0-9]+_[0-9]+")
