@@ -144,8 +144,8 @@ def test_processes_without_titles(analysis: Analysis) -> None:
     clients = {pid for pid, b in bare.backends.items() if b.type == "client backend"}
     titled = {pid for pid, b in analysis.backends.items() if b.type == "client backend"}
     assert titled - clients == {20461}  # slept throughout: no transition in the file
-    whole = analysis.times[analysis.times["pid"].isin(clients)]
-    same = bare.times[bare.times["kind"] == "foreground"]
+    whole = analysis.times()[analysis.times()["pid"].isin(clients)]
+    same = bare.times()[bare.times()["kind"] == "foreground"]
     key = ["pid", "value"]
     columns = ["count", "total_ns"]
     whole, same = (t[t["value"] > 0].set_index(key)[columns].sort_index() for t in (whole, same))

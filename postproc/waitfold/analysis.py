@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from waitfold.backends import CLIENT, KINDS, UNKNOWN, Backend
 from waitfold.capture import Capture
@@ -16,25 +16,53 @@ from waitfold.pair import Intervals, pair
 from waitfold.summary import Summary, ValueStats
 from waitfold.waitevents import CLIENT_READ, WaitEvents, is_idle
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Progress = Callable[[int, int], None]
 
 _UNDECIDED_MAX = 4 << 20
 """Intervals, and with them memory, for processes of which it is not yet known what they are."""
 
-_TIMES = {
-    "pid": "int64",
-    "type": "str",
-    "who": "str",
-    "kind": "str",
-    "value": "int64",
-    "class": "str",
-    "name": "str",
-    "idle": "bool",
-    "count": "int64",
-    "total_ns": "int64",
-    "cut_ns": "int64",
-    "time_ns": "int64",
-}
+
+@dataclass(frozen=True, slots=True)
+class ProcessWait:
+    """A process and a wait event that it was in.
+
+    `who` is user/database, empty if not known; `count` and `total_ns` are of the complete
+    intervals, `cut_ns` is what was seen of those that were cut, `time_ns` the sum of both.
+    """
+
+    pid: int
+    type: str
+    who: str
+    kind: str
+    value: int
+    class_: str
+    name: str
+    idle: bool
+    count: int
+    total_ns: int
+    cut_ns: int
+    time_ns: int
+
+
+@dataclass
+class Process:
+    """A process that waited.
+
+    `count` and `total_ns` are of complete intervals; of all that were not idle are `busy_count`,
+    `busy_ns` and `top`, the wait event with the most time.
+    """
+
+    pid: int
+    type: str
+    who: str
+    count: int = 0
+    total_ns: int = 0
+    busy_count: int = 0
+    busy_ns: int = 0
+    top: str = "-"
 
 
 @dataclass(frozen=True)
@@ -61,10 +89,7 @@ class Analysis:
     others whose type is known, `unknown` of those that no title tells about. A process without a
     title is a client backend if it ever was in Client:ClientRead.
 
-    `times` has one row per process and wait event that it was in: `pid`, `type`, `who`
-    (user/database, empty if not known), `kind`, `value`, `class`, `name`, `idle`; `count` and
-    `total_ns` of the complete intervals, `cut_ns`, what was seen of those that were cut, and
-    `time_ns`, the sum of both.
+    `rows` has one for each process and wait event that it was in.
     """
 
     capture: Capture
@@ -72,7 +97,7 @@ class Analysis:
     lives: Lives
     parts: dict[str, Summary]
     backends: dict[int, Backend]
-    times: pd.DataFrame
+    rows: list[ProcessWait]
 
     @property
     def start_ns(self) -> int:
@@ -124,26 +149,30 @@ class Analysis:
         waits = [Wait(value, *label(value), stats.get(value), ns) for value, ns in time.items()]
         return sorted(waits, key=lambda wait: (-wait.time_ns, wait.value))
 
-    def processes(self) -> pd.DataFrame:
-        """Return the processes that waited, the longest waiting first.
+    def times(self) -> pd.DataFrame:
+        """Return `rows` as a table; the column of `class_` is `class`, those of times are in ns."""
+        # Not needed for a report, and takes longer to import than a small capture to read.
+        import pandas as pd
 
-        Columns: `pid`, `type`, `who`; `count` and `total_ns` of complete intervals; of all that
-        were not idle `busy_count`, `busy_ns` and `top`, the wait event with the most time.
-        """
-        times = self.times
-        busy = times[~times["idle"]]
-        top = busy.loc[busy.groupby("pid")["time_ns"].idxmax()].set_index("pid")
-        found = times.groupby("pid").agg(
-            type=("type", "first"),
-            who=("who", "first"),
-            count=("count", "sum"),
-            total_ns=("total_ns", "sum"),
-        )
-        of_busy = busy.groupby("pid")[["count", "time_ns"]].sum()
-        found[["busy_count", "busy_ns"]] = of_busy.reindex(found.index, fill_value=0)
-        found["top"] = (top["class"] + ":" + top["name"]).reindex(found.index, fill_value="-")
-        order = ["busy_ns", "total_ns", "pid"]
-        return found.reset_index().sort_values(order, ascending=[False, False, True])
+        columns = [column.name for column in fields(ProcessWait)]
+        return pd.DataFrame(self.rows, columns=columns).rename(columns={"class_": "class"})
+
+    def processes(self) -> list[Process]:
+        """Return the processes that waited, the longest waiting first."""
+        found: dict[int, Process] = {}
+        most: dict[int, int] = {}
+        for row in self.rows:
+            process = found.setdefault(row.pid, Process(row.pid, row.type, row.who))
+            process.count += row.count
+            process.total_ns += row.total_ns
+            if row.idle:
+                continue
+            process.busy_count += row.count
+            process.busy_ns += row.time_ns
+            if row.time_ns > most.get(row.pid, -1):
+                most[row.pid] = row.time_ns
+                process.top = f"{row.class_}:{row.name}"
+        return sorted(found.values(), key=lambda p: (-p.busy_ns, -p.total_ns, p.pid))
 
     def db_time_ns(self) -> int:
         """Return the time that client backends and parallel workers lived and were not idle.
@@ -152,8 +181,10 @@ class Analysis:
         Where a bare perf.data does not tell what a process did before its first wait, it counts
         from there.
         """
-        times = self.times[self.times["kind"] == "foreground"]
-        idle = times["time_ns"].where(times["idle"], 0).groupby(times["pid"]).sum().to_dict()
+        idle: dict[int, int] = {}
+        for row in self.rows:
+            if row.kind == "foreground":
+                idle[row.pid] = idle.get(row.pid, 0) + row.time_ns * row.idle
         # One that neither waited nor stored in the whole window worked throughout, if it was
         # read that it was not waiting when the window began.
         waits = self.capture.seen.waits
@@ -163,7 +194,7 @@ class Analysis:
         total = 0
         for pid in lived:
             since = start if pid in waits else self.lives.first_ns.get(pid, start)
-            total += self.lives.length_ns(pid, since, start, end) - int(idle.get(pid, 0))
+            total += self.lives.length_ns(pid, since, start, end) - idle.get(pid, 0)
         return total
 
 
@@ -248,7 +279,7 @@ def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:
         if sum(summary.intervals for summary in undecided.values()) > _UNDECIDED_MAX:
             known |= _give_up(undecided, parts["unknown"])
     known |= _give_up(undecided, parts["unknown"])
-    return Analysis(capture, stream, lives, parts, known, _times(parts, known, capture.events))
+    return Analysis(capture, stream, lives, parts, known, _rows(parts, known, capture.events))
 
 
 def _give_up(undecided: dict[int, Summary], unknown: Summary) -> dict[int, Backend]:
@@ -260,18 +291,18 @@ def _give_up(undecided: dict[int, Summary], unknown: Summary) -> dict[int, Backe
     return backends
 
 
-def _times(
+def _rows(
     parts: dict[str, Summary], backends: dict[int, Backend], events: WaitEvents
-) -> pd.DataFrame:
-    rows = [
-        (
+) -> list[ProcessWait]:
+    return [
+        ProcessWait(
             pid,
             backends[pid].type,
             backends[pid].who,
             backends[pid].kind,
             value,
             *events.label(value),
-            is_idle(value),
+            bool(is_idle(value)),
             seen.count,
             seen.total_ns,
             seen.censored_ns,
@@ -280,4 +311,3 @@ def _times(
         for part in parts.values()
         for (pid, value), seen in part.pid_values().items()
     ]
-    return pd.DataFrame(rows, columns=list(_TIMES)).astype(_TIMES)

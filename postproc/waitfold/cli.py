@@ -19,7 +19,7 @@ from waitfold.analysis import Progress, analyse, intervals
 from waitfold.capture import Capture, Naming, open_capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
-from waitfold.show import fold, text, waits
+from waitfold.show import fold, text
 
 SCRIPTS = {
     "record": "record a running server into a capture",
@@ -222,6 +222,9 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _waits(options: argparse.Namespace) -> None:
+    # Arrow takes longer to import than a small capture to read, and only this needs it.
+    from waitfold.show import waits
+
     to_stdout = options.o == "-"
     writer = waits.write_parquet if options.o.endswith(".parquet") else waits.write_csv
     if not to_stdout and not options.o.endswith((".csv", ".parquet")):

@@ -130,7 +130,9 @@ class _Threads:
 
     def step(self, batch: Transitions, stream: TransitionStream) -> Iterator[Intervals]:
         """Yield the intervals that end with the transitions of a batch."""
-        if len(batch) and int(batch.tid.min()) < 0:  # of a thread that is already gone (perf_event_tid)
+        if (
+            len(batch) and int(batch.tid.min()) < 0
+        ):  # of a thread that is already gone (perf_event_tid)
             batch = batch.take(np.flatnonzero(batch.tid >= 0))
         if not len(batch):
             return

@@ -19,7 +19,9 @@ def folded(analysis: Analysis, with_idle: bool) -> str:
 
     N is the sum of the complete intervals and of what was seen of those that were cut.
     """
-    times = analysis.times if with_idle else analysis.times[~analysis.times["idle"]]
+    times = analysis.times()
+    if not with_idle:
+        times = times[~times["idle"]]
     stacks = times["type"] + ";" + times["class"] + ";" + times["name"]
     sums = times["time_ns"].groupby(stacks).sum()
     return "".join(f"{stack} {ns}\n" for stack, ns in sums.items() if ns > 0)

@@ -8,9 +8,7 @@ from collections import Counter
 from itertools import chain
 from typing import Any
 
-import pandas as pd
-
-from waitfold.analysis import Analysis, Wait
+from waitfold.analysis import Analysis, Process, Wait
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
 
 FORMAT = 1
@@ -39,8 +37,8 @@ def report_json(analysis: Analysis) -> str:
         "censored": analysis.censored,
         "waits": [_wait_json(wait) for wait in waits],
         "backends": [
-            {"pid": p["pid"], "type": p["type"], "count": p["count"], "total_ns": p["total_ns"]}
-            for p in analysis.processes().to_dict("records")
+            {"pid": p.pid, "type": p.type, "count": p.count, "total_ns": p.total_ns}
+            for p in analysis.processes()
         ],
         "warnings": analysis.warnings,
     }
@@ -198,16 +196,16 @@ def _share(part_ns: int, whole_ns: int) -> str:
     return f"{percent:5.1f}" if percent < 99.95 else f"{percent:5.0f}"
 
 
-def _process_table(processes: pd.DataFrame) -> list[str]:
+def _process_table(processes: list[Process]) -> list[str]:
     width = WIDTH - 8 - 7 - 2 - 24
     lines = [
         "",
         "Processes; idle waits left out",
         f"{'    pid type user/database':<{width}}{'count':>8}{'total':>7}  top wait",
     ]
-    for p in processes.to_dict("records"):
-        name = f"{p['pid']:>7} {p['type'].removesuffix(' backend')} {p['who']}".rstrip()
-        row = f"{count(p['busy_count']):>8}{human(p['busy_ns']):>7}  {p['top']}"
+    for p in processes:
+        name = f"{p.pid:>7} {p.type.removesuffix(' backend')} {p.who}".rstrip()
+        row = f"{count(p.busy_count):>8}{human(p.busy_ns):>7}  {p.top}"
         lines += [f"{name:<{width}}{row}"] if len(name) <= width else [name, " " * width + row]
     return lines
 
