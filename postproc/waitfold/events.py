@@ -20,7 +20,7 @@ STORE, FORK, EXIT = 0, 1, 2
 PID_MAX = 1 << 22
 """No process id of Linux is greater (PID_MAX_LIMIT, include/linux/threads.h)."""
 
-_BATCH = 1 << 18  # transitions that are put in order and handed on together
+_BATCH = 1 << 19  # transitions that are put in order and handed on together
 _HELD_MAX = 1 << 23  # transitions held back where a file does not say what is complete
 _DELAY = 1 << 20  # transitions by which the stream runs behind, so that gaps are known in time
 _EVER = (1 << 63) - 1

@@ -44,7 +44,7 @@ _HEADER = 104  # bytes of struct perf_file_header
 _ATTR_MIN = 64  # PERF_ATTR_SIZE_VER0
 _SECTION_MAX = 64 << 20  # no header section comes near this
 _HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
-_PIECE = 1 << 20  # what is looked at several times stays in the cache
+_PIECE = 1 << 22  # what is looked at several times stays in the cache
 _FEW = 8  # samples alike that make it worth while to look for more at once
 
 
