@@ -104,7 +104,7 @@ def test_records_that_perf_wrote_twice() -> None:
         twice = stream(stores, batch=batch)
         twice.samples = len(stores)
         assert rows(pair(twice, 0, 20)) == [(0, 15, 2, 0, START), (10, 5, 1, 5, 0)]
-        assert twice.samples == 3
+        assert twice.transitions == 3
 
 
 def test_start() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 
@@ -20,6 +21,7 @@ STORE, FORK, EXIT = 0, 1, 2
 PID_MAX = 1 << 22
 """No process id of Linux is greater (PID_MAX_LIMIT, include/linux/threads.h)."""
 
+_AHEAD = 4  # batches
 _BATCH = 1 << 19  # transitions that are put in order and handed on together
 _HELD_MAX = 1 << 23  # transitions held back where a file does not say what is complete
 _DELAY = 1 << 20  # transitions by which the stream runs behind, so that gaps are known in time
@@ -79,11 +81,18 @@ class TransitionStream:
 
     batches: Iterator[Transitions] = field(default_factory=lambda: iter(()))
     samples: int = 0
+    twice: int = 0
+    """samples that were only a repetition of the one before; counted by pair()"""
     lost: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
     first_ns: int | None = None
     last_ns: int | None = None
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def transitions(self) -> int:
+        """Number of stores that were seen."""
+        return self.samples - self.twice
 
     def __iter__(self) -> Iterator[Transitions]:
         """Return the batches."""
@@ -110,8 +119,20 @@ def transitions(
     stream = TransitionStream()
     sources = [_Source(data, rule, stream) for data in files]
     stream.warnings += [data.cut for data in files if data.cut]
-    stream.batches = _delayed(stream, _ordered(stream, sources, progress))
+    stream.batches = _ahead(_delayed(stream, _ordered(stream, sources, progress)))
     return stream
+
+
+def _ahead(batches: Iterator[Transitions]) -> Iterator[Transitions]:
+    """Make the next batches ready in another thread: NumPy lets both run at once."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            coming = deque(thread.submit(next, batches, None) for _ in range(_AHEAD))
+            while (batch := coming.popleft().result()) is not None:
+                coming.append(thread.submit(next, batches, None))
+                yield batch
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 def _ordered(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -15,7 +13,6 @@ from .events import EXIT, PID_MAX, STORE, Transitions, TransitionStream
 START, END, LOST = 1, 2, 4
 """Flags: began before the window; was open at its end or when its thread ended; cut by a loss."""
 
-_AHEAD = 4  # batches
 _NEVER = (1 << 63) - 1
 _BEFORE = -(1 << 62)  # time of a store that was made before recording began
 
@@ -63,26 +60,8 @@ def pair(
       is unknown until it stores something other than 0.
 
     A wait is yielded once; where it has several flags it counts under the first of START, LOST
-    and END. The next batches are read and paired in another thread meanwhile.
+    and END.
     """
-    return _ahead(_pair(stream, start_ns, end_ns, initial or {}))
-
-
-def _ahead(batches: Iterator[Intervals]) -> Iterator[Intervals]:
-    """Make the next batches ready in another thread: NumPy lets both run at once."""
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            coming = deque(thread.submit(next, batches, None) for _ in range(_AHEAD))
-            while (batch := coming.popleft().result()) is not None:
-                coming.append(thread.submit(next, batches, None))
-                yield batch
-        finally:
-            thread.shutdown(cancel_futures=True)
-
-
-def _pair(
-    stream: TransitionStream, start_ns: int | None, end_ns: int | None, initial: Mapping[int, int]
-) -> Iterator[Intervals]:
     threads = _Threads()
     window: _Window | None = None
     for batch in stream:
@@ -94,7 +73,7 @@ def _pair(
                 continue
             first = int(batch.time_ns[stores[0]]) if start_ns is None else start_ns
             window = _Window(first)
-            threads.begin(initial)
+            threads.begin(initial or {})
         if len(batch):
             for ended in threads.step(batch, stream):
                 yield window.cut(ended, stream.gaps)
@@ -102,7 +81,7 @@ def _pair(
         if start_ns is None:
             return
         window = _Window(start_ns)
-        threads.begin(initial)
+        threads.begin(initial or {})
     last = stream.last_ns if end_ns is None else end_ns
     if last is not None:
         yield window.cut(threads.finish(max(last, window.start)), stream.gaps)
@@ -142,7 +121,7 @@ class _Threads:
         twice = self._twice(time, value, thread, heads)
         twice = twice[batch.mark[order[twice]] == STORE]
         if len(twice):
-            stream.samples -= len(twice)
+            stream.twice += len(twice)
             once = np.delete(np.arange(len(batch)), order[twice])
             yield from self.step(batch.take(once), stream)
             return

@@ -31,7 +31,7 @@ def report_json(analysis: Analysis) -> str:
         "mode": analysis.capture.mode,
         "window_ns": analysis.window_ns,
         "db_time_ns": analysis.db_time_ns(),
-        "transitions": analysis.stream.samples,
+        "transitions": analysis.stream.transitions,
         "lost": analysis.stream.lost,
         "intervals": analysis.intervals,
         "censored": analysis.censored,
@@ -105,7 +105,7 @@ def _head(analysis: Analysis) -> list[str]:
         "server": server,
         "window": window,
         "processes": ", ".join(processes),
-        "transitions": f"{stream.samples}, {lost}",
+        "transitions": f"{stream.transitions}, {lost}",
         "intervals": f"{analysis.intervals} complete; cut by the window's start "
         f"{cut['start']}, its end {cut['end']}, losses {cut['lost']}",
         "DB time": f"{seconds(db_time)}, {sessions:.2f} average active sessions",
