@@ -134,16 +134,19 @@ require() {
 
 ## Processes
 
+# stat_of PID: sets STAT to the fields of its /proc/PID/stat from the third, the state, on.
+stat_of() {
+    local line
+    { read -r line <"/proc/$1/stat"; } 2>/dev/null || return 1
+    # The second field, the name in parentheses, may hold blanks and parentheses itself.
+    # shellcheck disable=SC2206 # words are wanted
+    STAT=(${line##*) })
+}
+
 # starttime PID: when it started, in clock ticks since boot; with the pid this names a process for good.
 starttime() {
-    local stat
-    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
-    # The name, in parentheses, may hold blanks and parentheses itself.
-    stat=${stat##*) }
-    # shellcheck disable=SC2086 # words are wanted
-    set -- $stat
     # A zombie has ended, whether or not its parent has noticed.
-    [[ $1 != Z ]] && printf '%s' "${20}"
+    stat_of "$1" && [[ ${STAT[0]} != Z ]] && printf '%s' "${STAT[19]}"
 }
 
 # children PID: sets REPLY to the pids of its living children.
@@ -230,15 +233,12 @@ list_servers() {
 
 # server_of PID: sets POSTMASTER to the server that a backend belongs to (a server's own pid is that server).
 server_of() {
-    local stat ppid
     [[ -d /proc/$1 ]] || die "no process $1: list the server's with: ps -C postgres -o pid,args"
     POSTMASTER=$1
     is_postmaster "$1" && return 0
-    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || die "process $1 has just ended"
-    stat=${stat##*) }
-    ppid=${stat#* } ppid=${ppid%% *}
-    is_postmaster "$ppid" || die "process $1 ($(<"/proc/$1/comm")) is not a PostgreSQL server or one of its processes"
-    POSTMASTER=$ppid
+    stat_of "$1" || die "process $1 has just ended"
+    is_postmaster "${STAT[1]}" || die "process $1 ($(<"/proc/$1/comm")) is not a PostgreSQL server or one of its processes"
+    POSTMASTER=${STAT[1]}
 }
 
 # elf FILE: sets MACHINE and KIND to what the ELF header says (e_machine, e_type); 1 when FILE is no little-endian 64-bit ELF file.
@@ -325,12 +325,13 @@ registered() {
         event ~ pattern && !seen[event]++ { print event }' "$TRACEFS/uprobe_events"
 }
 
+# What the group of a run looks like, of any pid namespace.
+readonly RUNS='waitfold_[0-9]+_[0-9]+_[0-9]+'
+
 # dead INSTANCE-OR-GROUP: 0 when it is of this pid namespace and the run that it is named after is gone.
 dead() {
-    local rest=${1##*/} namespace
     pid_namespace
-    namespace=$REPLY
-    [[ $rest =~ ^waitfold_${namespace}_([0-9]+)_([0-9]+)$ ]] || return 1
+    [[ ${1##*/} =~ ^waitfold_${REPLY}_([0-9]+)_([0-9]+)$ ]] || return 1
     [[ $(starttime "${BASH_REMATCH[1]}") != "${BASH_REMATCH[2]}" ]]
 }
 
@@ -396,14 +397,12 @@ unregister() {
 
 # remove_stale: takes out what runs of ours left that were killed: of this pid namespace, the process gone.
 remove_stale() {
-    local namespace event group pid
+    local event group pid
     remove_dead_instances
-    pid_namespace
-    namespace=$REPLY
     while read -r event; do
         group=${event%%/*}
         dead "$group" || continue
-        pid=${group#waitfold_"${namespace}"_} pid=${pid%_*}
+        pid=${group%_*} pid=${pid##*_}
         # A perf that the run had just forked has its command line by then, and is seen by it.
         sleep 0.5
         if unregister "$event"; then
@@ -411,7 +410,7 @@ remove_stale() {
         elif [[ -n $(registered "$group") ]]; then # not removed by another script meanwhile
             warn "the probes of a killed run (process $pid) are still in use, by the perf that it left: they go with the next run"
         fi
-    done < <(registered "waitfold_${namespace}_[0-9]+_[0-9]+")
+    done < <(registered "$RUNS")
 }
 
 # read_set NAME: reads probes/NAME.set; sets SET_EVENT, SET_FIELD, SET_TYPE and SET_SYMBOL to what is to be
