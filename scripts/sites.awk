@@ -1,7 +1,7 @@
 # Finds every store through the pointer that a global variable holds, and the place where
 # a probe sees it. Reads `objdump -dw` of the whole binary; prints one line a store, in no order:
 #
-#     SORTKEY store value place offset bytes kind
+#     SORTKEY store value place offset bytes kind after
 #
 # or, for what could not be followed to its end, "loose ADDRESS REASON".
 #
@@ -622,8 +622,8 @@ function print_site(address,   a, kind, at, i) {
             value[address] ~ /^%/ && overwrites(substr(value[address], 2)))
             break
     }
-    printf "%.0f\t0x%s\t%s\t0x%s\t0x%x\t%s\t%s\n",
-        hex(address), address, value[address], at, offset(hex(at)), raw[at], kind
+    printf "%.0f\t0x%s\t%s\t0x%s\t0x%x\t%s\t%s\t0x%x\n",
+        hex(address), address, value[address], at, offset(hex(at)), raw[at], kind, hex(address) + length(raw[address]) / 2
 }
 
 # Offset in the file of an address, by way of the segment that loads it.

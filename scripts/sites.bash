@@ -10,10 +10,17 @@ build_id_of() {
     readelf -nW -- "$1" 2>/dev/null | awk '/Build ID:/ { id = $NF } END { print id }'
 }
 
+# pg_version_of FILE: as 15.18 or 19beta1, in the server's own words, so that nothing of it needs to be run.
+pg_version_of() {
+    local version
+    version=$(grep -aom1 'postgres (PostgreSQL) [0-9][0-9a-z.]*' -- "$1") || version=''
+    printf '%s\n' "${version##* }"
+}
+
 # find_sites BINARY SYMBOL: prints each store through the pointer that the global SYMBOL of an
 # x86-64 executable holds, as docs/capture.md says of sites.tsv. Dies where one may be missing.
 find_sites() {
-    local binary=$1 symbol=$2 header fixed='' loads global sections code tables slots sites
+    local binary=$1 symbol=$2 version header fixed='' loads global started sections code tables slots sites
 
     [[ -r $binary ]] || die "cannot read \"$binary\""
     header=$(readelf -hW -- "$binary" 2>/dev/null) || header=''
@@ -30,12 +37,10 @@ find_sites() {
     code=$(sections_like 5 X)
     [[ -n $code ]] || die "\"$binary\" has no section headers, so its code cannot be read: install the packaged binary"
     tables=$(sections_like 1 '^[.](l?rodata|data)')
-    global=$(readelf -sW -- "$binary" 2>/dev/null | awk -v symbol="$symbol" '
-        { sub(/@.*/, "", $8) }
-        $8 == symbol && $4 == "OBJECT" && $7 != "UND" { sub(/^0+/, "", $2); address = $2 }
-        END { print address }')
-    [[ -n $global ]] ||
-        die "\"$binary\" has no symbol $symbol: it is not PostgreSQL 14 or later, or was stripped of its dynamic symbols"
+    version=$(pg_version_of "$binary")
+    [[ -n $version ]] || die "\"$binary\" is not a PostgreSQL server"
+    global=$(address_of "$symbol") && started=$(address_of PgStartTime) ||
+        die "\"$binary\" has no symbol $symbol or PgStartTime: it was stripped of its dynamic symbols"
     slots=$(got_entries "$binary" "$symbol" "$global")
 
     sites=$({
@@ -50,9 +55,18 @@ find_sites() {
         die "$(wc -l <<<"$sites") of the uses of $symbol in \"$binary\" could not be followed, so durations would" \
             "be wrong; please report this. The first is at ${sites%%$'\n'*}"
     fi
-    printf 'store\tvalue\tplace\toffset\tbytes\tkind\n'
-    printf '# build_id\t%s\n# binary\t%s\n# symbol\t%s\n' "$(build_id_of "$binary")" "$(readlink -f -- "$binary")" "$symbol"
+    printf 'store\tvalue\tplace\toffset\tbytes\tkind\tafter\n'
+    printf '# %s\t%s\n' build_id "$(build_id_of "$binary")" binary "$(readlink -f -- "$binary")" \
+        symbol "$symbol" field 0x0 pointer "0x$global" pg_start_time "0x$started" pg_version "$version"
     printf '%s\n' "$sites"
+}
+
+# address_of SYMBOL: of a variable of the file in "binary", in hexadecimal.
+address_of() {
+    readelf -sW -- "$binary" 2>/dev/null | awk -v symbol="$1" '
+        { sub(/@.*/, "", $8) }
+        $8 == symbol && $4 == "OBJECT" && $7 != "UND" { sub(/^0+/, "", $2); address = $2 }
+        END { print address; exit address == "" }'
 }
 
 # Of the list in "sections" those with this PATTERN in this FIELD, as address:offset:size.

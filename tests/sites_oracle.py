@@ -479,6 +479,10 @@ class Oracle:
             name = full(insn.reg_name(ops[1].reg))
             self.stores[insn.address] = "%" + (name if name[1].isdigit() else name[1:])
 
+    def after(self, store: int) -> int:
+        """Return the address of the instruction behind a store."""
+        return store + int(self.code(self.function_of(store))[store].size)
+
     def anchor(self, store: int) -> tuple[int, str]:
         """Return the address and the kind of the instruction that a store's probe belongs on."""
         index = self.function_of(store)

@@ -17,6 +17,8 @@ SERVERS = [PG_BIN / "postgres"]
 if "WAITFOLD_SERVERS" in os.environ:
     SERVERS += sorted(Path(os.environ["WAITFOLD_SERVERS"]).glob("*/bin/postgres"))
 
+KEYS = ["build_id", "binary", "symbol", "field", "pointer", "pg_start_time", "pg_version"]
+
 COMPILED = [
     "-O0",
     "-O1",
@@ -31,6 +33,11 @@ COMPILED = [
     "-O3 -fPIC -no-pie",
     "-O1 -mcmodel=medium",
 ]
+
+SERVER = """#include <stdint.h>
+int64_t PgStartTime;
+const char version[] = "postgres (PostgreSQL) 15.0";
+"""
 
 # What goes on after the pointer leaves sight, and uses of it that no rule covers.
 REFUSED = {
@@ -52,10 +59,10 @@ def find(binary: Path, **options: object) -> list[list[str]]:
     """Run find_sites; the rows of its list."""
     answer = shell("find_sites", binary, SYMBOL, **options)
     assert answer.returncode == 0, answer.stderr
-    lines = answer.stdout.splitlines()
-    assert lines[0].split("\t") == ["store", "value", "place", "offset", "bytes", "kind"]
-    assert [line.split("\t")[0] for line in lines[1:4]] == ["# build_id", "# binary", "# symbol"]
-    return [line.split("\t") for line in lines[4:]]
+    lines = [line.split("\t") for line in answer.stdout.splitlines()]
+    assert lines[0] == ["store", "value", "place", "offset", "bytes", "kind", "after"]
+    assert [line[0][2:] for line in lines if line[0][0] == "#"] == KEYS
+    return [line for line in lines[1:] if line[0][0] != "#"]
 
 
 def refusal(*args: object, command: str = "find_sites") -> str:
@@ -79,7 +86,8 @@ def check(binary: Path, rows: list[list[str]]) -> None:
     assert not expected.doubtful
     assert {int(row[0], 16): row[1] for row in rows} == expected.stores
     assert len({row[2] for row in rows}) == len(rows), "two stores share a place"
-    for store, _, place, offset, code, kind in rows:
+    for store, _, place, offset, code, kind, after in rows:
+        assert int(after, 16) == expected.after(int(store, 16))
         assert (int(place, 16), kind) == expected.anchor(int(store, 16)), store
         assert int(offset, 16) == expected.elf.offset(int(place, 16))
         assert expected.elf.bytes_at(int(place, 16), len(code) // 2).hex() == code
@@ -121,7 +129,7 @@ def test_compiled_as_by_data_flow(flags: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", ["-O0", "-O2"])
 def test_refuses_what_cannot_be_followed(case: str, flags: str, tmp_path: Path) -> None:
     """A pointer that is lost sight of ends in a refusal that names the address."""
-    source = f"#include <stdint.h>\nuint32_t *my_wait_event_info;\n{REFUSED[case]}\nint main() {{}}"
+    source = f"{SERVER}uint32_t *my_wait_event_info;\n{REFUSED[case]}\nint main() {{}}"
     message = refusal(compile_c(tmp_path, source, flags), SYMBOL)
     assert "could not be followed" in message
     assert "first is at 0x" in message
@@ -150,7 +158,7 @@ def test_verify(tmp_path: Path) -> None:
     sites = tmp_path / "sites.tsv"
     sites.write_text(shell("find_sites", program, SYMBOL).stdout)
     assert shell("verify_sites", sites, program).returncode == 0
-    rows = [line.split("\t") for line in sites.read_text().splitlines()[4:]]
+    rows = [line.split("\t") for line in sites.read_text().splitlines() if line[:2] == "0x"]
     code = program.read_bytes()
     for row in (rows[0], rows[-1]):
         for at in (int(row[3], 16), int(row[3], 16) + len(row[4]) // 2 - 1):

@@ -7,6 +7,8 @@
 
 static uint32_t local_wait_event_info;
 uint32_t *my_wait_event_info = &local_wait_event_info;
+int64_t PgStartTime;
+const char version[] = "postgres (PostgreSQL) 15.0";
 volatile int sink;
 
 struct object {
