@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +100,23 @@ class TransitionStream:
         return self.batches
 
 
+class Source(Protocol):
+    """What gives transitions piece by piece: a perf.data, or one CPU of a trace.dat."""
+
+    data_size: int
+    """bytes in all"""
+    done: int
+    """bytes read"""
+    complete: int
+    """No transition that is still to be read is this old or older."""
+
+    def read(self) -> Transitions | None:
+        """Return the transitions of the next piece, maybe none; None at the end."""
+
+    def close(self) -> None:
+        """Add up what was lost, once all is read."""
+
+
 def transitions(
     files: Sequence[PerfData],
     rule: PairRule,
@@ -137,7 +155,7 @@ def _ahead(batches: Iterator[Transitions]) -> Iterator[Transitions]:
 
 def _ordered(
     stream: TransitionStream,
-    sources: Sequence[_Source],
+    sources: Sequence[Source],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Transitions]:
     """Read all sources side by side and yield what is complete, in the order of time."""
@@ -145,7 +163,7 @@ def _ordered(
     rows = 0
     floor = -1  # all up to this time has been yielded
     late = 0
-    size = sum(source.data.data_size for source in sources)
+    size = sum(source.data_size for source in sources)
     going = list(sources)
     while going:
         source = min(going, key=lambda s: s.complete)
@@ -244,10 +262,9 @@ class _Source:
 
     def __init__(self, data: PerfData, rule: PairRule, stream: TransitionStream) -> None:
         self.data = data
+        self.data_size = data.data_size
         self.complete = -1
-        """No transition that is still to be read is this old or older."""
         self.done = 0
-        """bytes read"""
         self._stream = stream
         self._wanted = _wanted(data, rule)
         self._end_value = rule.end_value
