@@ -1,6 +1,5 @@
 # shellcheck shell=bash
-# lib.bash - what waitfold's scripts share: messages, finding the server, and
-# putting probes in and taking them out again.
+# lib.bash - what waitfold's scripts share: messages, processes, finding the server.
 #
 # Sourced, never run. Needs bash 4.2, coreutils, awk; binutils where sites are looked for.
 # shellcheck disable=SC2034 # what is set here is used by those that source it
@@ -14,8 +13,14 @@ export LC_ALL=C
 
 # shellcheck source=scripts/checks.bash
 . "$LIB/checks.bash"
+# shellcheck source=scripts/elf.bash
+. "$LIB/elf.bash"
 # shellcheck source=scripts/sites.bash
 . "$LIB/sites.bash"
+# shellcheck source=scripts/sets.bash
+. "$LIB/sets.bash"
+# shellcheck source=scripts/probes.bash
+. "$LIB/probes.bash"
 
 ## Messages
 
@@ -96,13 +101,27 @@ monotonic_ns() {
 
 ## The server
 
+# own_pid PID: sets REPLY to the pid by which a process knows itself, in its own pid namespace.
+own_pid() {
+    local key
+    while read -r key REPLY; do
+        # One number for each namespace, the innermost last.
+        [[ $key != NSpid: ]] || {
+            REPLY=${REPLY##*[[:space:]]}
+            return 0
+        }
+    done 2>/dev/null <"/proc/$1/status"
+    REPLY=$1 # a kernel without pid namespaces
+}
+
 # is_postmaster PID: its working directory is a data directory whose postmaster.pid names it.
 is_postmaster() {
     local first
-    { read -r first <"/proc/$1/cwd/postmaster.pid"; } 2>/dev/null && [[ $first == "$1" ]]
+    { read -r first <"/proc/$1/cwd/postmaster.pid"; } 2>/dev/null || return 1
+    own_pid "$1" && [[ $first == "$REPLY" ]]
 }
 
-# postmasters: the pid of every running server, one line each.
+# postmasters: the pid of every running server, one line each; also of those in containers.
 postmasters() {
     local dir comm
     for dir in /proc/[0-9]*; do
@@ -113,25 +132,33 @@ postmasters() {
     return 0
 }
 
+# data_directory PID: sets REPLY to a server's, as seen from here.
+data_directory() {
+    REPLY=$(readlink "/proc/$1/cwd") || return 1
+    # Under that path is something else here when the server lives in a mount namespace of its own.
+    [[ $REPLY -ef /proc/$1/cwd ]] || REPLY=/proc/$1/cwd
+}
+
 # find_server [PGDATA]: sets POSTMASTER to the server's pid.
 find_server() {
     local running pid
+    mapfile -t running < <(postmasters)
     if [[ -n ${1-} ]]; then
         [[ -d $1 ]] || die "no directory \"$1\": name a data directory, as SHOW data_directory does"
-        { read -r POSTMASTER <"$1/postmaster.pid"; } 2>/dev/null ||
+        for POSTMASTER in ${running[@]+"${running[@]}"}; do
+            [[ ! /proc/$POSTMASTER/cwd -ef $1 ]] || return 0
+        done
+        [[ -e $1/postmaster.pid ]] ||
             die "no server runs in \"$1\": it has no postmaster.pid. Running: $(list_servers)"
-        [[ $POSTMASTER =~ ^[0-9]+$ && /proc/$POSTMASTER/cwd -ef $1 ]] ||
-            die "no server runs in \"$1\": its postmaster.pid is left over from process $POSTMASTER. Running: $(list_servers)"
-        return 0
+        die "no server runs in \"$1\": its postmaster.pid is left over. Running: $(list_servers)"
     fi
-    mapfile -t running < <(postmasters)
     case ${#running[@]} in
         0) die "no PostgreSQL server runs here: start one, or name a backend with -p PID" ;;
         1) POSTMASTER=${running[0]} ;;
         *)
             warn "several servers run here; choose one with -D:"
             for pid in "${running[@]}"; do
-                printf '    -D %q\n' "$(readlink "/proc/$pid/cwd")" >&2
+                data_directory "$pid" && printf '    -D %q\n' "$REPLY" >&2
             done
             exit 1
             ;;
@@ -141,7 +168,7 @@ find_server() {
 list_servers() {
     local pid list=
     for pid in $(postmasters); do
-        list+="${list:+, }\"$(readlink "/proc/$pid/cwd")\""
+        data_directory "$pid" && list+="${list:+, }\"$REPLY\""
     done
     printf '%s' "${list:-none}"
 }
@@ -154,27 +181,6 @@ server_of() {
     stat_of "$1" || die "process $1 has just ended"
     is_postmaster "${STAT[1]}" || die "process $1 ($(<"/proc/$1/comm")) is not a PostgreSQL server or one of its processes"
     POSTMASTER=${STAT[1]}
-}
-
-# elf FILE: sets MACHINE and KIND to what the ELF header says (e_machine, e_type); 1 when FILE is no little-endian 64-bit ELF file.
-elf() {
-    local magic
-    # shellcheck disable=SC2046 # words are wanted
-    set -- $(od -An -v -t x1 -N 20 "$1" 2>/dev/null)
-    magic=${1-}${2-}${3-}${4-}${5-}${6-}
-    [[ $magic == 7f454c460201 ]] || return 1
-    KIND=${18}${17} MACHINE=${20}${19}
-}
-
-# symbol_address FILE SYMBOL: its address as the file numbers it, in decimal.
-symbol_address() {
-    local value
-    value=$(readelf --dyn-syms -W "$1" | awk -v symbol="$2" '
-        { name = $8; sub(/@.*/, "", name) }
-        name == symbol && $7 != "UND" { value = $2 }
-        END { print value }')
-    [[ -n $value ]] || die "\"$1\" does not export $2, so it cannot be probed"
-    printf '%d' "0x$value"
 }
 
 # inspect_server PID: sets
@@ -192,8 +198,8 @@ inspect_server() {
     PG_VERSION=$(tr -c '[:print:]' '\n' <"$EXE" |
         awk '/^postgres \(PostgreSQL\) [0-9]/ && !v { v = $3 } END { print v }')
     [[ -n $PG_VERSION ]] || die "\"$BINARY\" (process $1) is not a PostgreSQL server"
-    ((${PG_VERSION%%[!0-9]*} >= 14)) ||
-        die "the server is PostgreSQL $PG_VERSION: sites are found from version 14 on"
+    ((${PG_VERSION%%[!0-9]*} >= 10)) ||
+        die "the server is PostgreSQL $PG_VERSION: wait events are found from version 10 on"
     BUILD_ID=$(build_id_of "$EXE")
     [[ -n $BUILD_ID ]] || die "\"$BINARY\" has no build-id, so a list of sites could not be told to be its own"
     LOAD_BASE=0
@@ -211,171 +217,24 @@ peek() {
     [[ -n $REPLY ]]
 }
 
-# current_wait PID POINTER: sets REPLY to its wait_event_info now, in hexadecimal. POINTER is the address of
-# my_wait_event_info in the file. Before InitProcess the pointer is to a variable of the
-# process's own, which is as good: it holds what was stored.
+# locate_wait: sets what current_wait and server_tag need, all as the file numbers it: WAIT_POINTER, the address of the
+# variable that points to wait_event_info; WAIT_FIELD, how far behind it; START_TIME, the address of PgStartTime.
+locate_wait() {
+    WAIT_FIELD=0
+    { WAIT_POINTER=$(symbol_address "$EXE" my_wait_event_info) && START_TIME=$(symbol_address "$EXE" PgStartTime); } ||
+        die "\"$BINARY\" does not export my_wait_event_info and PgStartTime, so its backends cannot be told apart"
+}
+
+# current_wait PID: sets REPLY to its wait_event_info now, in hexadecimal. Before InitProcess the pointer is to a
+# variable of the process's own, which is as good: it holds what was stored. Before version 14 it is null then.
 current_wait() {
-    peek "$1" $((LOAD_BASE + $2)) 8 && peek "$1" "$REPLY" 4 && printf -v REPLY '0x%08x' "$REPLY"
+    peek "$1" $((LOAD_BASE + WAIT_POINTER)) 8 && ((REPLY != 0)) &&
+        peek "$1" $((REPLY + WAIT_FIELD)) 4 && printf -v REPLY '0x%08x' "$REPLY"
 }
 
-## Probes
-# A group of events belongs to a run of ours, by its name: waitfold_ and the pid
-# namespace, pid and start time of the process that registered it. Groups that
-# `waitfold-probes add` leaves for use by hand are named waitfold_keep_ and a build-id.
-
-pid_namespace() {
-    REPLY=$(readlink /proc/self/ns/pid) || return 1
-    REPLY=${REPLY//[!0-9]/}
-}
-
-group_of_this_run() {
-    pid_namespace
-    REPLY=waitfold_${REPLY}_$$_$(starttime $$)
-}
-
-# registered GROUP-PATTERN: the events of the groups that match, as GROUP/EVENT, one line each.
-registered() {
-    awk -v pattern="^($1)/" '
-        { event = $1; sub(/^[^:]*:/, "", event) }
-        event ~ pattern && !seen[event]++ { print event }' "$TRACEFS/uprobe_events"
-}
-
-# What the group of a run looks like, of any pid namespace.
-readonly RUNS='waitfold_[0-9]+_[0-9]+_[0-9]+'
-
-# dead INSTANCE-OR-GROUP: 0 when it is of this pid namespace and the run that it is named after is gone.
-dead() {
-    pid_namespace
-    [[ ${1##*/} =~ ^waitfold_${REPLY}_([0-9]+)_([0-9]+)$ ]] || return 1
-    [[ $(starttime "${BASH_REMATCH[1]}") != "${BASH_REMATCH[2]}" ]]
-}
-
-# remove_dead_instances: those of runs that were killed while they asked. The kernel disables what they had enabled.
-remove_dead_instances() {
-    local dir
-    for dir in "$TRACEFS"/instances/waitfold_*; do
-        if [[ -d $dir ]] && dead "$dir"; then rmdir "$dir" 2>/dev/null || true; fi
-    done
-}
-
-# enabled GROUP/EVENT: 0 unless every instance of ftrace says that it is off.
-enabled() {
-    local file state
-    for file in "$TRACEFS/events/$1/enable" "$TRACEFS"/instances/*/events/"$1"/enable; do
-        [[ -e $file ]] || continue
-        { read -r state <"$file"; } 2>/dev/null && [[ $state == 0 ]] || return 0
-    done
-    return 1
-}
-
-# named_by_a_process GROUP/EVENT: 0 when a process has the group on its command line: a perf that may be about to
-# open it. Those for use by hand may be named by a pattern, so any of them counts.
-named_by_a_process() {
-    local name=${1%%/*}
-    [[ $name != waitfold_keep_* ]] || name=waitfold_keep_
-    # Through the environment: on its command line awk would find itself.
-    { cat /proc/[0-9]*/cmdline 2>/dev/null || true; } | tr '\0' '\n' |
-        NAME=$name awk 'index($0, ENVIRON["NAME"]) { found = 1 } END { exit !found }'
-}
-
-# unregister GROUP/EVENT: takes an event out. Returns 1, and leaves it whole, while anything still uses it.
-#
-# Linux (seen in 6.1 and 6.18) removes an event of several places piece by piece: it
-# finds out that somebody uses it only after all places but one are freed, and the next
-# backend that runs into one of those takes the kernel down. So ask first. What perf
-# uses cannot be enabled for ftrace (EINTR): the question is put in an instance of our own, which
-# records nothing. What ftrace uses is enabled in some instance, so the others are looked at, and only one
-# of our runs asks at a time: whoever sees another's instance withdraws. The instance stays until the event is
-# gone, so that this holds to the end.
-# A perf that opens the event while we ask would get it between our answer and the removal (the kernel takes
-# 50 ms to disable 180 places), so a perf that is only starting counts as use.
-unregister() {
-    local event=$1 instance other removed=1
-    remove_dead_instances
-    group_of_this_run
-    instance=$TRACEFS/instances/$REPLY
-    mkdir "$instance" 2>/dev/null || return 1
-    for other in "$TRACEFS"/instances/waitfold_*; do
-        [[ $other == "$instance" ]] || removed=
-    done
-    if [[ -n $removed ]] && ! named_by_a_process "$event" && ! enabled "$event" &&
-        echo 0 >"$instance/tracing_on" && { echo 1 >"$instance/events/$event/enable"; } 2>/dev/null; then
-        echo 0 >"$instance/events/$event/enable" && ! enabled "$event" && ! named_by_a_process "$event" &&
-            { echo "-:$event" >>"$TRACEFS/uprobe_events"; } 2>/dev/null || removed=
-    else
-        removed=
-    fi
-    # Busy while somebody reads a file of it.
-    rmdir "$instance" 2>/dev/null || { sleep 0.2 && rmdir "$instance"; } || true
-    [[ -n $removed ]]
-}
-
-# remove_stale: takes out what runs of ours left that were killed: of this pid namespace, the process gone.
-remove_stale() {
-    local event group pid
-    remove_dead_instances
-    while read -r event; do
-        group=${event%%/*}
-        dead "$group" || continue
-        pid=${group%_*} pid=${pid##*_}
-        # A perf that the run had just forked has its command line by then, and is seen by it.
-        sleep 0.5
-        if unregister "$event"; then
-            warn "removed the probes that a killed run (process $pid) had left"
-        elif [[ -n $(registered "$group") ]]; then # not removed by another script meanwhile
-            warn "the probes of a killed run (process $pid) are still in use, by the perf that it left: they go with the next run"
-        fi
-    done < <(registered "$RUNS")
-}
-
-# read_set NAME: reads probes/NAME.set; sets SET_EVENT, SET_FIELD, SET_TYPE and SET_SYMBOL to what is to be
-# registered, and SET_ABOUT. They are empty for a set that only names the probes of others.
-read_set() {
-    local file=$PROBES/$1.set keyword a b c
-    SET_ABOUT='' SET_EVENT='' SET_FIELD='' SET_TYPE='' SET_SYMBOL=''
-    [[ $1 != */* && -r $file ]] || die "no probe set \"$1\": $TOOL knows $(set_names)"
-    while read -r keyword a b c; do
-        case $keyword in
-            about) SET_ABOUT="$a${b:+ $b}${c:+ $c}" ;;
-            event) SET_EVENT=$a SET_FIELD=${b%%:*} SET_TYPE=${b#*:} ;;
-            place) [[ $b == stores ]] && SET_SYMBOL=$c ;;
-        esac
-    done <"$file"
-}
-
-set_names() {
-    local file names=
-    for file in "$PROBES"/*.set; do
-        file=${file##*/}
-        names+="${names:+, }${file%.set}"
-    done
-    printf '%s' "$names"
-}
-
-# count_sites SITES: prints how many places the list has, and how many of them are anchors.
-count_sites() {
-    awk -F '\t' '$4 ~ /^0x/ { n++; if ($6 != "store") anchored++ } END { print n + 0, anchored + 0 }' "$1"
-}
-
-# define_probes GROUP SITES: the lines for uprobe_events, one a site of the list, all of one event. Besides what the set
-# says each carries the global PostmasterPid, by which one cluster is told from others that run the same
-# binary: the kernel reads `@+N` at N behind where the file's offset 0 would be, as seen from the probe.
-define_probes() {
-    local postmaster_pid value place offset
-    postmaster_pid=$(symbol_address "$EXE" PostmasterPid)
-    while IFS=$'\t' read -r _ value place offset _ _; do
-        [[ $offset == 0x* ]] || continue
-        [[ $value == %* ]] || value=\\$value
-        printf 'p:%s/%s %s:%s %s=%s:%s postmaster=@+%d:s32\n' "$1" "$SET_EVENT" "$EXE" "$offset" \
-            "$SET_FIELD" "$value" "$SET_TYPE" $((postmaster_pid - (place - offset)))
-    done <"$2"
-}
-
-# register_probes FILE: appends the lines to uprobe_events in one write: a line that is split
-# between two would be refused, with half of the set registered.
-register_probes() {
-    local error size
-    size=$(stat -c %s "$1")
-    error=$(dd if="$1" of="$TRACEFS/uprobe_events" bs="$size" count=1 oflag=append conv=notrunc 2>&1) ||
-        die "the kernel refused the probes: ${error%%$'\n'*}; its reason: $(tail -n 2 "$TRACEFS/error_log" 2>/dev/null)"
+# server_tag: sets REPLY to the lower half of the server's PgStartTime: the microsecond at which it was started,
+# which all its processes inherit, and which tells it from others of the same binary. (Its pid would not: in
+# each container it is 1.)
+server_tag() {
+    peek "$POSTMASTER" $((LOAD_BASE + START_TIME)) 4
 }

@@ -1,0 +1,114 @@
+# shellcheck shell=bash
+# engine-perf.bash - records events with `perf record`.
+#
+# Sourced, never run, by waitfold-record; what an engine is stands there.
+# shellcheck disable=SC2154 # what the recorder sets is used here
+
+engine_period=0.25
+perf_pid='' perf_status=0
+
+# What perf is told. The whole server: on every CPU, and the kernel keeps only what carries its tag,
+# so that there is no backend which is too new or gone too soon to be attached
+# to; also, perf (6.1) spins at full speed from the end of the first process that it was attached to until its own.
+perf_target() {
+    local event
+    target=()
+    for event in "${events[@]}"; do
+        target+=(-e "$group:$event")
+        [[ -z $filter ]] || target+=(--filter "$filter")
+    done
+    if [[ -n $pids ]]; then target+=(-p "$pids"); else target+=(-a); fi
+    # A flight recorder: the newest overwrite the oldest, and nothing is written before perf gets a SIGUSR2 or ends.
+    # perf's buffers are a power of two of pages.
+    if ((ring_bytes)); then
+        local pages=1 each=$((ring_bytes / $(nproc --all) >> 12))
+        while ((pages * 2 <= each)); do pages=$((pages * 2)); done
+        target+=(--overwrite --switch-output=signal -m "$pages")
+    else
+        target+=(-m 4M --max-size "$((max_bytes >> 10))K")
+    fi
+}
+
+# How perf and we talk: `hold` is the standard input of its workload, a cat that ends when nobody is
+# left who could write, and with it perf: our death, by -9 as well, ends perf in good order.
+# On `control` perf takes commands and answers on `answer`; each also wakes it, and then it writes out what its
+# buffers hold, so that little is lost when perf itself is killed.
+engine_start() {
+    local name fd line tries target
+    for name in control answer; do
+        mkfifo "$capture/$name"
+        exec {fd}<>"$capture/$name"
+        rm -- "$capture/$name"
+        printf -v "$name" %s "$fd"
+    done
+    perf_target
+    # Job control gives perf a process group of its own: Ctrl-C is for us, and we end perf.
+    set -m
+    perf record -o "$capture/perf.data" -k CLOCK_MONOTONIC -B -N --synth=no --control "fd:$control,$answer" \
+        "${target[@]}" -- cat <&"$hold_reader" >"$capture/perf.log" 2>&1 {hold}>&- {clock}>&- &
+    perf_pid=$!
+    set +m
+    echo ping >&"$control"
+    for ((tries = 0; tries < 600; tries++)); do
+        engine_running || die "perf could not record; it says: $(tail -n 3 "$capture/perf.log")"
+        if read -r -t 0.1 -u "$answer" line; then
+            [[ $line != *ack* ]] || return 0
+        fi
+        interrupted
+    done
+    die "perf did not answer for a minute"
+}
+
+engine_running() { kill -0 "$perf_pid" 2>/dev/null; }
+
+engine_tick() {
+    echo ping >&"$control"
+    # With a limit: perf ends each answer with a NUL byte after the newline, which no line holds.
+    while read -r -t 0.01 -u "$answer" _; do :; done
+}
+
+engine_size() {
+    local file
+    REPLY=0
+    for file in "$capture"/perf.data*; do
+        [[ ! -e $file ]] || REPLY=$((REPLY + $(stat -c %s "$file")))
+    done
+}
+
+# engine_stop: closes the pipe that perf's workload reads, so that perf ends and
+# writes out what it holds; waits for it.
+engine_stop() {
+    [[ -z $hold ]] || exec {hold}>&-
+    hold=''
+    # Another signal ends a wait early, but not perf.
+    while [[ -n $perf_pid ]]; do
+        perf_status=0
+        wait "$perf_pid" || perf_status=$?
+        kill -0 "$perf_pid" 2>/dev/null || perf_pid=''
+    done
+    # What it held at its end has a name with the time.
+    if ((ring_bytes)) && compgen -G "$capture/perf.data.*" >/dev/null; then
+        mv -- "$capture"/perf.data.* "$capture/perf.data"
+    fi
+}
+
+# engine_dump FOLDER: perf writes a file at SIGUSR2, of what came since the one before, and says so in its log when that
+# is complete.
+engine_dump() {
+    local said tries
+    said=$(grep -c 'Dump.*perf.data' "$capture/perf.log" || true)
+    kill -USR2 "$perf_pid" || return 1
+    for ((tries = 0; tries < 200; tries++)); do
+        pause 0.05
+        engine_tick
+        if (($(grep -c 'Dump.*perf.data' "$capture/perf.log" || true) > said)); then
+            mv -- "$capture"/perf.data.* "$1/perf.data"
+            return 0
+        fi
+    done
+    return 1
+}
+
+engine_notes() { note perf "$(perf --version)"; }
+
+engine_failure() { printf 'perf ended by itself (status %s). It says: %s' "$perf_status" "$(tail -n 2 "$capture/perf.log")"; }
