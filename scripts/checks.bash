@@ -22,7 +22,7 @@ declare -rA MODE_NEEDS=(
 declare -rA ENGINE_NEEDS=(
     [ftrace]='instances pid_namespace'
     [perf]='perf paranoid'
-    [trace-cmd]='instances pid_namespace trace_cmd'
+    ['trace-cmd']='instances pid_namespace trace_cmd'
 )
 
 # The ways to record that are chosen by themselves, the cheapest first.
@@ -78,6 +78,7 @@ user() {
     REPLY="user $REPLY"
 }
 
+# shellcheck disable=SC2153 # TOOL is set by lib.bash
 check_root() {
     user
     FOUND=$REPLY MEND="run this as root: sudo $TOOL ..."
@@ -88,7 +89,7 @@ check_root() {
 capable() {
     local key value
     while read -r key value; do
-        [[ $key != CapEff: ]] || return $((!(16#$value >> $1 & 1)))
+        [[ $key != CapEff: ]] || return $((! (16#$value >> $1 & 1)))
     done </proc/self/status
     return 1
 }
@@ -421,7 +422,7 @@ count_functions() {
     local at entries i
     number "$1" 32 8 && at=$REPLY && number "$1" 56 2 && entries=$REPLY || return 1
     for ((i = 0; i < entries; i++, at += 56)); do
-        number "$1" $at 4 || return 1
+        number "$1" "$at" 4 || return 1
         ((REPLY == 0x6474e550)) || continue # PT_GNU_EH_FRAME
         number "$1" $((at + 8)) 8 && number "$1" $((REPLY + 8)) 4
         return
