@@ -1,0 +1,247 @@
+# shellcheck shell=bash
+# engine-ftrace.bash - records events through an instance of ftrace of our own: tracefs, bash and coreutils.
+#
+# Sourced, never run, by waitfold-record; what an engine is stands there.
+#
+# A child, the drainer, takes the pages out of the kernel's buffers. It removes the instance in the end, also when
+# the recorder was killed; what a killed drainer leaves, the next run removes. Meanwhile the capture holds
+# trace.head, all that stands before the CPUs in a trace.dat, and trace.cpuN, the pages of each. In the end these
+# become trace.dat; where they could not, they can be read as they are.
+# shellcheck disable=SC2154,SC2034 # what the recorder sets is used here, and the other way round
+
+engine_period=0.25
+# 300,000 events a second, all on one CPU, fill it in a second; the drainer looks five times a second.
+readonly CPU_BUFFER_KB=8192
+readonly PAGE=4096 PAGE_DATA=4080 # of which events can be that much, events/header_page
+instance='' drainer='' overrun=0
+
+engine_start() {
+    local event kb
+    [[ $(readlink /proc/self/ns/pid) == 'pid:[4026531836]' ]] || # PROC_PID_INIT_INO of the kernel
+        die "ftrace knows processes by the host's pids, and this is a pid namespace of its own: use --engine perf, or record from the host"
+    instance=$TRACEFS/instances/${group/#waitfold_/waitfold_rec_}
+    mkdir "$instance" 2>/dev/null || die "the kernel gives us no instance of ftrace: use --engine perf"
+    count_cpus
+    kb=$CPU_BUFFER_KB
+    ((!ring_bytes)) || kb=$(((ring_bytes >> 10) / cpus))
+    tell buffer_size_kb "$kb"
+    tell trace_clock mono
+    if [[ -n $pids ]]; then
+        tell options/event-fork 1
+        tell set_event_pid "${pids//,/ }"
+    else
+        tell events/sched/sched_process_fork/filter "parent_pid == $POSTMASTER"
+    fi
+    for event in "${events[@]}"; do
+        [[ -z $filter ]] || tell "events/$group/$event/filter" "$filter"
+    done
+    trace_head >"$capture/trace.head"
+    # Job control gives the drainer a process group of its own: Ctrl-C is for us, and we end it.
+    set -m
+    drain {hold}>&- {clock}>&- </dev/null >"$capture/ftrace.log" 2>&1 &
+    drainer=$!
+    set +m
+    # A pid can come again: its end, and its next beginning, are recorded as well.
+    tell events/sched/sched_process_fork/enable 1
+    tell events/sched/sched_process_exit/enable 1
+    for event in "${events[@]}"; do
+        tell "events/$group/$event/enable" 1
+    done
+}
+
+engine_running() { kill -0 "$drainer" 2>/dev/null; }
+
+engine_tick() { :; }
+
+engine_size() {
+    local size
+    REPLY=0
+    for size in $(stat -c %s "$capture"/trace.cpu* "$capture/trace.dat" 2>/dev/null); do
+        REPLY=$((REPLY + size))
+    done
+}
+
+# engine_stop: the drainer ends when the pipe is closed. Where it was killed, its work is done here.
+engine_stop() {
+    if [[ -d $instance ]]; then
+        { echo 0 >"$instance/tracing_on"; } 2>/dev/null || true
+        count_overrun
+    fi
+    [[ -z $hold ]] || exec {hold}>&-
+    hold=''
+    while [[ -n $drainer ]]; do
+        wait "$drainer" || true
+        engine_running || drainer=''
+    done
+    [[ ! -d $instance ]] || finish
+}
+
+# engine_dump FOLDER: the pages are taken out while ftrace goes on to write, so each is in one dump only.
+engine_dump() {
+    local cpu
+    for ((cpu = 0; cpu < cpus; cpu++)); do
+        take "$1" $cpu $((ring_bytes / PAGE / cpus + 1)) 2>/dev/null || true
+    done
+    trace_file "$1"
+}
+
+engine_notes() { ((ring_bytes)) || note overrun "$overrun"; }
+
+engine_failure() { printf 'what reads the buffers of ftrace ended by itself. It says: %s' "$(tail -n 2 "$capture/ftrace.log")"; }
+
+## The instance
+
+# tell FILE TEXT: writes to a file of the instance.
+tell() {
+    { printf '%s\n' "$2" >"$instance/$1"; } 2>/dev/null ||
+        die "ftrace refuses \"$2\" for $1. Its reason: $(tail -n 3 "$instance/error_log" 2>/dev/null)"
+}
+
+# count_cpus: sets cpus. One that is not there, but might be plugged in, has no buffer.
+count_cpus() {
+    cpus=0
+    while [[ -d $instance/per_cpu/cpu$cpus && -d /sys/devices/system/cpu/cpu$cpus ]]; do cpus=$((cpus + 1)); done
+}
+
+# statistic CPU NAME: sets REPLY to a number from the CPU's statistics.
+statistic() {
+    local lines line
+    mapfile -t lines <"$instance/per_cpu/cpu$1/stats"
+    for line in "${lines[@]}"; do
+        [[ $line != "$2: "* ]] || REPLY=${line#*: }
+    done
+}
+
+count_overrun() {
+    local cpu
+    overrun=0
+    for ((cpu = 0; cpu < cpus; cpu++)); do
+        statistic $cpu overrun
+        overrun=$((overrun + REPLY))
+    done
+}
+
+# take FOLDER CPU PAGES: appends pages to the CPU's file; at most as many as there are.
+take() {
+    dd if="$instance/per_cpu/cpu$2/trace_pipe_raw" of="$1/trace.cpu$2" bs=$PAGE count="$3" \
+        iflag=nonblock oflag=append conv=notrunc status=none
+}
+
+# drain: the drainer. It takes only as many pages as are surely full: the one that is written to would come
+# as it is, again and again. The threshold saves processes: an idle server costs a look at the numbers.
+drain() {
+    local cpu count taken=0 looks=0 status failed=
+    trap '' INT TERM HUP
+    while :; do
+        status=0
+        if ((ring_bytes)); then read -r -u "$hold_reader" || break; fi
+        read -r -t 0.2 -u "$hold_reader" || status=$?
+        ((status > 128)) || break # the recorder has closed the pipe, or is gone
+        looks=$((looks + 1))
+        for ((cpu = 0; cpu < cpus; cpu++)); do
+            statistic $cpu bytes
+            count=$((REPLY / PAGE_DATA))
+            if ((count >= 16 || (count && looks % 10 == 0))); then
+                take "$capture" $cpu $count &
+                taken=$((taken + count))
+            fi
+        done
+        wait
+        ((taken * PAGE < max_bytes)) || break
+    done
+    finish
+}
+
+# finish: ends the tracing, takes out the rest, makes the file, removes the instance.
+finish() {
+    local cpu
+    echo 0 >"$instance/tracing_on"
+    for ((cpu = 0; cpu < cpus; cpu++)); do
+        # It ends with "Resource temporarily unavailable", or because the disk is full.
+        take "$capture" $cpu $((1 << 30)) 2>/dev/null || true
+        statistic $cpu entries
+        ((!REPLY)) || die "the disk has no room for $REPLY events of CPU $cpu"
+    done
+    trace_file "$capture"
+    rm -- "$capture/trace.head"
+    rmdir "$instance"
+}
+
+## trace.dat
+# As trace-cmd.dat.v6(5) says, little-endian: trace.head, names of the processes, options, where the pages of each
+# CPU are, the pages.
+
+# number BYTES N
+number() {
+    local i text=
+    for ((i = 0; i < $1; i++)); do printf -v text '%s\\x%02x' "$text" $(($2 >> 8 * i & 255)); done
+    printf '%b' "$text"
+}
+
+# sized BYTES FILE...: the files' content, all of one length word before it. Files of tracefs do not know their size.
+sized() {
+    local bytes=$1 text
+    shift
+    text=$(cat "$@" && echo .)
+    text=${text%.}
+    number "$bytes" ${#text}
+    printf '%s' "$text"
+}
+
+# trace_head: the kernel's descriptions of pages and events.
+trace_head() {
+    local event
+    printf '\x17\x08Dtracing6\0\0\x08'
+    number 4 $PAGE
+    printf 'header_page\0'
+    sized 8 "$TRACEFS/events/header_page"
+    printf 'header_event\0'
+    sized 8 "$TRACEFS/events/header_event"
+    number 4 0 # events of ftrace itself
+    number 4 2
+    printf 'sched\0'
+    number 4 2
+    for event in fork exit; do sized 8 "$TRACEFS/events/sched/sched_process_$event/format"; done
+    printf '%s\0' "$group"
+    number 4 ${#events[@]}
+    for event in "${events[@]}"; do sized 8 "$TRACEFS/events/$group/$event/format"; done
+    number 4 0 # kallsyms
+    number 4 0 # formats of trace_printk
+}
+
+# trace_file FOLDER: makes its trace.dat of the pages there. A CPU's file goes when it is in, so that the disk
+# need not hold all twice; a trace.dat that was cut in between is complete together with the files that are left.
+trace_file() {
+    local cpu at size file=$1/trace.dat
+    {
+        cat "$capture/trace.head"
+        sized 8 "$TRACEFS/saved_cmdlines"
+        number 4 "$cpus"
+        printf 'options  \0'
+        option 4 "$instance/trace_clock"
+        for ((cpu = 0; cpu < cpus; cpu++)); do option 2 <(printf 'CPU: %s\n' $cpu) "$instance/per_cpu/cpu$cpu/stats"; done
+        number 2 0
+        printf 'flyrecord\0'
+    } >"$file"
+    # The pages begin on a page.
+    at=$(($(stat -c %s "$file") + 16 * cpus))
+    at=$(((at + PAGE - 1) / PAGE * PAGE))
+    for ((cpu = 0; cpu < cpus; cpu++)); do
+        size=$(stat -c %s "$1/trace.cpu$cpu")
+        number 8 $at
+        number 8 "$size"
+        at=$((at + size))
+    done >>"$file"
+    truncate -s %$PAGE "$file"
+    for ((cpu = 0; cpu < cpus; cpu++)); do
+        cat "$1/trace.cpu$cpu" >>"$file"
+        rm -- "$1/trace.cpu$cpu"
+    done
+}
+
+# option ID FILE...: TRACECMD_OPTION_CPUSTAT is 2, TRACECMD_OPTION_TRACECLOCK is 4.
+option() {
+    number 2 "$1"
+    shift
+    sized 4 "$@"
+}
