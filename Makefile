@@ -8,7 +8,7 @@ PYTHON ?= python3
 SCRIPTS := waitfold-record waitfold-probes waitfold-doctor
 BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
 
-.PHONY: help demo test lint deps install uninstall clean truth cost speed kill fuzz matrix
+.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed kill fuzz matrix
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,12 @@ clean: ## what the other targets made
 truth: deps ## sites against a bpftrace watchpoint, over 100,000 transitions
 	bench/truth.sh
 
+modes: deps ## mode against mode, on the same backends at the same time: WAITFOLD_USDT=prefix of a patched server
+	bench/modes.sh
+
+flood: deps ## 300,000 transitions a second for 30 s, by either engine
+	bench/flood.sh
+
 cost: deps ## CPU added per transition, against a watchpoint by perf and by bpftrace
 	bench/cost.sh
 
@@ -70,5 +76,5 @@ kill: deps ## kill -9 at random moments
 fuzz: deps ## 10,000 mutated perf.data files
 	.venv/bin/python bench/fuzz.py
 
-matrix: deps ## the site finder on other builds: WAITFOLD_SERVERS=folder with one sub-folder a version
-	.venv/bin/pytest -q tests/test_sites.py
+matrix: deps ## every mode and engine on every server: WAITFOLD_SERVERS=folder with one sub-folder a version, WAITFOLD_USDT=prefix of a patched one
+	WAITFOLD_TABLE=docs/matrix.md .venv/bin/pytest -q tests/matrix
