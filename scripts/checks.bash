@@ -82,7 +82,10 @@ user() {
 check_root() {
     user
     FOUND=$REPLY MEND="run this as root: sudo $TOOL ..."
-    ((EUID == 0))
+    ((EUID == 0)) || {
+        FOUND+=", not root"
+        return 1
+    }
 }
 
 # capable NUMBER: whether we have this capability, by its number in linux/capability.h.
@@ -123,7 +126,7 @@ check_paranoid() {
     FOUND="perf_event_paranoid is $level"
     MEND="run this as root, or: sysctl kernel.perf_event_paranoid=2"
     if capable $CAP_PERFMON || capable $CAP_SYS_ADMIN; then
-        FOUND+=", which does not hold for us"
+        FOUND+=", which does not bind us"
         return 0
     fi
     ((level <= 2)) && FOUND+=": backends of one's own may be watched (-m mem)"
@@ -265,7 +268,7 @@ check_site_list() {
 
 check_counters() {
     local dir
-    FOUND="cycles are counted by the CPU" MEND="none: perf's cycles would be a timer here, so task-clock is used"
+    FOUND="cycles are counted by the CPU" MEND="take task-clock, as waitfold does: perf's cycles would be a timer here"
     for dir in /sys/bus/event_source/devices/cpu{,_core}; do
         [[ ! -d $dir ]] || return 0
     done
@@ -360,18 +363,10 @@ check_disk() {
 
 ## The server
 
-check_build_id() {
-    FOUND="${BUILD_ID-}" MEND="build the server with a build-id (ld --build-id)"
-    [[ -n $FOUND ]] || {
-        FOUND="no build-id: a list of sites could not be told to be of this binary"
-        return 1
-    }
-}
-
 # An upgrade replaces the file; the server runs the old one until it is restarted.
 check_upgraded() {
     FOUND="runs the file that is there now" MEND="record all the same, or restart the server first"
-    [[ /proc/$POSTMASTER/root${BINARY% (deleted)} -ef $EXE && $BINARY != *' (deleted)' ]] || {
+    [[ $BINARY -ef $EXE || /proc/$POSTMASTER/root$BINARY -ef $EXE ]] || {
         FOUND="the file was replaced or removed since the server's start"
         return 1
     }
@@ -456,7 +451,7 @@ check_symbols() {
     ! has_symtab "$EXE" || return 0
     FOUND=$file
     [[ ! -e $file ]] || return 0
-    FOUND=".dynsym only, and no $file: static functions have no names in stacks"
+    FOUND=".dynsym only, and no debug file of its build-id in /usr/lib/debug: static functions have no names in stacks"
     MEND="apt-get install postgresql-${PG_VERSION%%[!0-9]*}-dbgsym (or: dnf debuginfo-install postgresql-server)"
     return 1
 }
