@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import re
@@ -226,12 +228,34 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-class Recorder:
-    """A waitfold-record in the background, from the moment that it records."""
+@functools.cache
+def known_sites() -> Path:
+    """The sites of the server in PG_BIN, found once for all tests: for waitfold-record --sites."""
+    folder = tempfile.mkdtemp(prefix="waitfold-test-")
+    atexit.register(shutil.rmtree, folder)
+    listed = run(SCRIPTS / "waitfold-probes", "sites", PG_BIN / "postgres")
+    assert listed.returncode == 0, listed.stderr
+    file = Path(folder, "sites.tsv")
+    file.write_text(listed.stdout)
+    return file
 
-    def __init__(self, *args: str | Path, until: str = "stops at") -> None:
+
+@pytest.fixture(params=["ftrace", "perf"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """What is to be true of a recording, whatever records it."""
+    return str(request.param)
+
+
+class Recorder:
+    """A waitfold-record in the background, from the moment that it records.
+
+    It gets the sites of the server in PG_BIN, unless `sites` is False: to find them takes seconds.
+    """
+
+    def __init__(self, *args: str | Path, until: str = "stops at", sites: bool = True) -> None:
+        given = ["--sites", known_sites()] if sites and "--sites" not in args else []
         self.process = subprocess.Popen(
-            [SCRIPTS / "waitfold-record", *args],
+            [SCRIPTS / "waitfold-record", *given, *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

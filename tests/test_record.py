@@ -19,6 +19,7 @@ from conftest import (
     Cluster,
     Recorder,
     count,
+    known_sites,
     leftovers,
     perf_of,
     report,
@@ -45,14 +46,14 @@ def manifest(capture: Path) -> dict[str, str]:
 ## What is seen
 
 
-def test_prime_numbers(cluster: Cluster, tmp_path: Path) -> None:
+def test_prime_numbers(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     """23 sleeps and 7 row locks, in an old and in a new backend, are 23 and 7 intervals."""
     capture = tmp_path / "capture"
     cluster.sql("CREATE TABLE IF NOT EXISTS locked (id int)")
     cluster.sql("INSERT INTO locked VALUES (1)")
     with cluster.session() as old, cluster.session() as holder:
         old.run("SELECT 1")
-        recorder = Recorder("-D", cluster.data, "-o", capture)
+        recorder = Recorder("--engine", engine, "-D", cluster.data, "-o", capture)
         with cluster.session() as new:
             for sleeper in (old, new):
                 for _ in range(23):
@@ -80,12 +81,12 @@ def test_prime_numbers(cluster: Cluster, tmp_path: Path) -> None:
         assert 40_000_000 < locks.median() < 60_000_000
 
 
-def test_every_backend_of_many(cluster: Cluster, tmp_path: Path) -> None:
+def test_every_backend_of_many(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     """With a new connection for each transaction every backend is seen, and no event is lost."""
     capture = tmp_path / "capture"
     before = (cluster.folder / "log").read_text().count("connection authorized")
     recording = run(
-        RECORD, "-D", cluster.data, "-o", capture,
+        RECORD, "--sites", known_sites(), "--engine", engine, "-D", cluster.data, "-o", capture,
         "--", *cluster.pgbench("-n", "-S", "-C", "-c", "16", "-T", "3"),
     )  # fmt: skip
     assert recording.returncode == 0, recording.stderr
@@ -97,8 +98,10 @@ def test_every_backend_of_many(cluster: Cluster, tmp_path: Path) -> None:
     assert sum(row["type"] in ("client backend", "unknown") for row in result["backends"]) == made
 
 
-def test_connections_that_come_and_go_at_the_start(cluster: Cluster, tmp_path: Path) -> None:
-    """Backends that are born and die while perf attaches are no obstacle."""
+def test_connections_that_come_and_go_at_the_start(
+    cluster: Cluster, tmp_path: Path, engine: str
+) -> None:
+    """Backends that are born and die while it attaches are no obstacle."""
     capture = tmp_path / "capture"
     churn = subprocess.Popen(
         cluster.pgbench("-n", "-S", "-C", "-c", "4", "-T", "600"),
@@ -106,7 +109,19 @@ def test_connections_that_come_and_go_at_the_start(cluster: Cluster, tmp_path: P
         stderr=subprocess.DEVNULL,
     )
     try:
-        recording = run(RECORD, "-D", cluster.data, "-o", capture, "-d", "2")
+        recording = run(
+            RECORD,
+            "--sites",
+            known_sites(),
+            "--engine",
+            engine,
+            "-D",
+            cluster.data,
+            "-o",
+            capture,
+            "-d",
+            "2",
+        )
     finally:
         churn.terminate()
         churn.wait()
@@ -114,11 +129,11 @@ def test_connections_that_come_and_go_at_the_start(cluster: Cluster, tmp_path: P
     assert len(report(capture)["backends"]) > 20
 
 
-def test_one_backend_by_pid(cluster: Cluster, tmp_path: Path) -> None:
+def test_one_backend_by_pid(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     """With -p PID only that backend is recorded."""
     capture = tmp_path / "capture"
     with cluster.session() as one, cluster.session() as other:
-        recorder = Recorder("-p", str(one.pid), "-o", capture)
+        recorder = Recorder("--engine", engine, "-p", str(one.pid), "-o", capture)
         for session in (one, other):
             session.run("SELECT pg_sleep(0.01)")
         assert recorder.end() == 0
@@ -146,13 +161,15 @@ def test_backends_and_their_types(cluster: Cluster, tmp_path: Path) -> None:
     }
 
 
-def test_a_wait_that_spans_the_capture_is_censored(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_wait_that_spans_the_capture_is_censored(
+    cluster: Cluster, tmp_path: Path, engine: str
+) -> None:
     """A wait that began before or ended after the capture is censored, not an interval."""
     capture = tmp_path / "capture"
     with cluster.session() as whole, cluster.session() as begun, cluster.session() as ending:
         whole.send("SELECT pg_sleep(60)")
         begun.send("SELECT pg_sleep(60)")
-        recorder = Recorder("-D", cluster.data, "-o", capture)
+        recorder = Recorder("--engine", engine, "-D", cluster.data, "-o", capture)
         ending.send("SELECT pg_sleep(60)")
         cluster.sql(f"SELECT pg_cancel_backend({begun.pid})")
         begun.wait()
@@ -169,24 +186,38 @@ def test_a_wait_that_spans_the_capture_is_censored(cluster: Cluster, tmp_path: P
 ## The capture
 
 
-def test_manifest(cluster: Cluster, tmp_path: Path) -> None:
+def test_manifest(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     """The manifest says what was recorded, and how it ended."""
     capture = tmp_path / "with blanks\tand a tab"
-    recording = run(RECORD, "-D", cluster.data, "-o", capture, "--", "sh", "-c", "exit 3")
+    recording = run(
+        RECORD,
+        "--sites",
+        known_sites(),
+        "--engine",
+        engine,
+        "-D",
+        cluster.data,
+        "-o",
+        capture,
+        "--",
+        "sh",
+        "-c",
+        "exit 3",
+    )
     assert recording.returncode == 0
     assert "status 3" in recording.stderr
     facts = manifest(capture)
     version = run(PG_BIN / "postgres", "--version").stdout.split()[2]
-    assert facts["format"] == "1"
+    assert facts["format"] == "2"
     assert facts["pg_version"] == version
     assert facts["ended_by"] == "command"
     assert facts["command_status"] == "3"
     assert int(facts["end_ns"]) > int(facts["start_ns"])
     assert report(capture)["window_ns"] == int(facts["end_ns"]) - int(facts["start_ns"])
-    assert len((capture / "probes").read_text().splitlines()) == int(facts["sites"])
+    assert len((capture / "probes").read_text().splitlines()) == int(facts["probes"])
     assert {path.name for path in capture.iterdir()} <= {
         "manifest", "backends.tsv", "sites.tsv", "probes",
-        "perf.data", "perf.log",
+        "perf.data", "perf.log", "trace.dat", "ftrace.log",
     }  # fmt: skip
 
 
@@ -218,7 +249,7 @@ def test_ended_by_a_signal(cluster: Cluster, tmp_path: Path, how: int) -> None:
 def test_stopped_before_it_recorded(cluster: Cluster, tmp_path: Path) -> None:
     """Ctrl-C while the server's code is still read leaves nothing, not even the folder."""
     capture = tmp_path / "capture"
-    recorder = Recorder("-D", cluster.data, "-o", capture, until="")
+    recorder = Recorder("-D", cluster.data, "-o", capture, until="", sites=False)
     while not capture.exists():
         time.sleep(0.01)
     time.sleep(0.5)
@@ -227,17 +258,19 @@ def test_stopped_before_it_recorded(cluster: Cluster, tmp_path: Path) -> None:
     assert not capture.exists()
 
 
-def test_max_size(cluster: Cluster, tmp_path: Path) -> None:
+def test_max_size(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     """The recording stops at --max-size, says so, and keeps what it has."""
     capture = tmp_path / "capture"
     recording = run(
-        RECORD, "-D", cluster.data, "-o", capture, "--max-size", "4M",
+        RECORD, "--sites", known_sites(), "--engine", engine, "-D", cluster.data,
+        "-o", capture, "--max-size", "4M",
         "--", *cluster.pgbench("-n", "-S", "-c", "4", "-T", "60"),
     )  # fmt: skip
     assert recording.returncode == 0
     assert "--max-size" in recording.stderr
     assert manifest(capture)["ended_by"] == "size"
-    assert 1 << 20 < (capture / "perf.data").stat().st_size < 6 << 20
+    trace = capture / ("perf.data" if engine == "perf" else "trace.dat")
+    assert 1 << 20 < trace.stat().st_size < 6 << 20
     assert report(capture)["intervals"] > 1000
 
 
@@ -251,17 +284,29 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-def test_disk_full(cluster: Cluster, small_disk: Path) -> None:
+def test_disk_full(cluster: Cluster, small_disk: Path, engine: str) -> None:
     """A recording leaves room on the disk: it ends in good order, and does not begin without."""
     capture = small_disk / "capture"
     recording = run(
-        RECORD, "-D", cluster.data, "-o", capture,
+        RECORD, "--sites", known_sites(), "--engine", engine, "-D", cluster.data, "-o", capture,
         "--", *cluster.pgbench("-n", "-S", "-c", "4", "-T", "60"),
     )  # fmt: skip
     assert recording.returncode == 1
     assert "less than 256 MiB" in recording.stderr
     assert report(capture)["intervals"] > 1000
-    again = run(RECORD, "-D", cluster.data, "-o", small_disk / "again", "-d", "1")
+    again = run(
+        RECORD,
+        "--sites",
+        known_sites(),
+        "--engine",
+        engine,
+        "-D",
+        cluster.data,
+        "-o",
+        small_disk / "again",
+        "-d",
+        "1",
+    )
     assert again.returncode == 1
     assert "choose another place" in again.stderr
     assert not (small_disk / "again").exists()
@@ -275,6 +320,10 @@ def test_disk_full(cluster: Cluster, small_disk: Path) -> None:
     [
         ["-d"], ["-d", "0"], ["-d", "x"], ["-p", "x"], ["-p", "1,"], ["-m", "magic"], ["--what"],
         ["--max-size", "0K"], ["--max-size", "7"], ["-D", "/", "-p", "1"], ["--"], ["capture"],
+        ["--engine", "magic"], ["-m", "mem", "--engine", "ftrace"], ["--ring", "x"],
+        ["--ring", "1M", "--max-size", "1M"], ["-m", "mem", "--ring", "1M"],
+        ["-m", "mem", "--with", "query"],
+        ["--with", "wait-event"], ["dump", "a", "b"],
     ],
 )  # fmt: skip
 def test_called_wrongly(args: list[str]) -> None:
@@ -329,7 +378,7 @@ def test_no_such_command(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_without_root(cluster: Cluster, tmp_path: Path) -> None:
-    """An ordinary user is told to be root."""
+    """An ordinary user is told to be root, or the server's user."""
     nobody = ["setpriv", "--reuid", "65534", "--clear-groups"]
     answer = run(*nobody, RECORD, "-D", cluster.data, "-d", "1", cwd="/")
     assert answer.returncode == 1
@@ -347,7 +396,10 @@ def test_without_a_tool(cluster: Cluster, tmp_path: Path, tool: str, word: str) 
         for program in Path(folder).iterdir():
             if program.name != tool and not (path / program.name).exists():
                 (path / program.name).symlink_to(program)
-    answer = run(RECORD, "-D", cluster.data, "-d", "1", env={"PATH": str(path)})
+    answer = run(
+        RECORD, "-m", "sites", "--engine", "perf", "-D", cluster.data, "-d", "1",
+        env={"PATH": str(path)},
+    )  # fmt: skip
     assert answer.returncode == 1
     assert word in answer.stderr
     answer = run(DOCTOR, "-D", cluster.data, env={"PATH": str(path)})
@@ -357,7 +409,9 @@ def test_without_a_tool(cluster: Cluster, tmp_path: Path, tool: str, word: str) 
 
 def test_without_tracefs(cluster: Cluster, tmp_path: Path) -> None:
     """Where tracefs is not mounted, the command that mounts it is shown."""
-    script = f"umount {TRACEFS}; umount /sys/kernel/debug; exec {RECORD} -D {cluster.data} -d 1"
+    script = (
+        f"umount {TRACEFS}; umount /sys/kernel/debug; exec {RECORD} -m sites -D {cluster.data} -d 1"
+    )
     answer = run("unshare", "--mount", "sh", "-c", script)
     assert answer.returncode == 1
     assert "mount -t tracefs" in answer.stderr
@@ -374,7 +428,9 @@ def test_doctor(cluster: Cluster) -> None:
 ## Servers that are not as usual
 
 
-def test_pgdata_with_blanks_and_a_second_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_pgdata_with_blanks_and_a_second_cluster(
+    cluster: Cluster, tmp_path: Path, engine: str
+) -> None:
     """Of two clusters of one binary, with blanks in a path, just the one meant is recorded."""
     capture = tmp_path / "capture"
     with running_cluster(data="my data 'x'") as second:
@@ -382,7 +438,7 @@ def test_pgdata_with_blanks_and_a_second_cluster(cluster: Cluster, tmp_path: Pat
         assert several.returncode == 1
         assert str(cluster.data) in several.stderr
         assert "my\\ data" in several.stderr
-        recorder = Recorder("-D", second.data, "-o", capture)
+        recorder = Recorder("--engine", engine, "-D", second.data, "-o", capture)
         with second.session() as mine, cluster.session() as other:
             mine.run("SELECT pg_sleep(0.01)")
             other.run("SELECT pg_sleep(0.01)")
@@ -391,11 +447,13 @@ def test_pgdata_with_blanks_and_a_second_cluster(cluster: Cluster, tmp_path: Pat
         assert set(rows.pid) == {mine.pid}
 
 
-def test_two_recorders_at_once(cluster: Cluster, tmp_path: Path) -> None:
+def test_two_recorders_at_once(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     """Two recorders see the same, and the end of one does not disturb the other."""
     captures = [tmp_path / "a", tmp_path / "b"]
     with cluster.session() as session:
-        recorders = [Recorder("-D", cluster.data, "-o", capture) for capture in captures]
+        recorders = [
+            Recorder("--engine", engine, "-D", cluster.data, "-o", capture) for capture in captures
+        ]
         for _ in range(11):
             session.run("SELECT pg_sleep(0.01)")
         assert recorders[0].end() == 0
@@ -405,11 +463,11 @@ def test_two_recorders_at_once(cluster: Cluster, tmp_path: Path) -> None:
     assert [len(sleeps(capture, session.pid)) for capture in captures] == [11, 13]
 
 
-def test_the_server_ends(tmp_path: Path) -> None:
+def test_the_server_ends(tmp_path: Path, engine: str) -> None:
     """A server that is stopped in mid-capture ends the recording; what was recorded is kept."""
     capture = tmp_path / "capture"
     with running_cluster() as own:
-        recorder = Recorder("-D", own.data, "-o", capture)
+        recorder = Recorder("--engine", engine, "-D", own.data, "-o", capture)
         with own.session() as session:
             session.run("SELECT pg_sleep(0.01)")
         own.stop("fast")
@@ -447,7 +505,7 @@ def test_a_binary_that_was_replaced(tmp_path: Path) -> None:
         replacement.write_bytes(b"\x7fELF, but of another build")
         replacement.rename(copy / "postgres")
         with model.session() as session:
-            recorder = Recorder("-D", model.data, "-o", capture)
+            recorder = Recorder("-D", model.data, "-o", capture, sites=False)
             session.run("SELECT pg_sleep(0.01)")
             assert recorder.end() == 0, recorder.said
         model.binaries = PG_BIN
@@ -494,13 +552,13 @@ def clean_up_by_the_next_run() -> None:
     raise AssertionError(leftovers())
 
 
-@pytest.mark.parametrize("seconds", [1.0, 4.0, 5.5])
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 2.5])
 def test_recorder_killed(
-    cluster: Cluster, tmp_path: Path, others_probe: str, seconds: float
+    cluster: Cluster, tmp_path: Path, others_probe: str, engine: str, seconds: float
 ) -> None:
     """kill -9 on the recorder: the server lives, the next run cleans up, others' probes stay."""
     capture = tmp_path / "capture"
-    recorder = Recorder("-D", cluster.data, "-o", capture, until="")
+    recorder = Recorder("--engine", engine, "-D", cluster.data, "-o", capture, until="")
     time.sleep(seconds)
     recorder.process.kill()
     recorder.process.communicate()
@@ -509,11 +567,11 @@ def test_recorder_killed(
     assert others_probe in uprobe_events()
 
 
-def test_a_killed_recorders_capture_is_read(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_recorders_capture_is_read(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     """What a killed recorder had recorded can be read, to the last event."""
     capture = tmp_path / "capture"
     with cluster.session() as session:
-        recorder = Recorder("-D", cluster.data, "-o", capture)
+        recorder = Recorder("--engine", engine, "-D", cluster.data, "-o", capture)
         for _ in range(5):
             session.run("SELECT pg_sleep(0.01)")
         time.sleep(0.5)
@@ -529,7 +587,7 @@ def test_perf_killed(cluster: Cluster, tmp_path: Path, others_probe: str) -> Non
     """kill -9 on perf: the recorder says so, cleans up, and what perf had written can be read."""
     capture = tmp_path / "capture"
     with cluster.session() as session:
-        recorder = Recorder("-D", cluster.data, "-o", capture)
+        recorder = Recorder("--engine", "perf", "-D", cluster.data, "-o", capture)
         for _ in range(5):
             session.run("SELECT pg_sleep(0.01)")
         time.sleep(1)
