@@ -372,5 +372,5 @@ def test_probe_fields() -> None:
         (17, 8, False),
         (25, 2, True),
     ]
-    with pytest.raises(PerfDataError, match="string is not a type"):
-        probe_fields([("a", "string")])
+    with pytest.raises(PerfDataError, match="float is not a type"):
+        probe_fields([("a", "float")])

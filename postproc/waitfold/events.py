@@ -16,8 +16,14 @@ from . import perfdata
 from .errors import PerfDataError, WaitfoldError
 from .perfdata import Event, Field, Layout, PerfData, Piece
 
-STORE, FORK, EXIT = 0, 1, 2
-"""Marks of a transition: a store, the thread begins (not waiting), the thread ends."""
+STORE, FORK, EXIT, RESET = 0, 1, 2, 3
+"""Marks of a transition: a store, the thread begins (not waiting), the thread ends, a reset."""
+
+ENDED = 1 << 31
+"""Added to the value of a transition that ends an interval and says how: its lower bits tell."""
+
+Column = NDArray[np.integer] | list[bytes | None]
+"""A field of many samples: numbers, or strings, None for a null pointer."""
 
 PID_MAX = 1 << 22
 """No process id of Linux is greater (PID_MAX_LIMIT, include/linux/threads.h)."""
@@ -30,17 +36,174 @@ _EVER = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
-class PairRule:
-    """Which events begin and end an interval; event names are glob patterns (`waitfold_*:w`).
+class Use:
+    """What an event means: `values` makes its samples' transitions of the columns of `fields`.
 
-    `start_field` of the start event says of what. Where one event carries both, `end_value` is
-    the value that means the end; it is None where the end is an event of its own.
+    The event's name is a glob pattern (`waitfold_*:w`).
+    """
+
+    event: str
+    fields: tuple[str, ...]
+    values: Callable[[list[Column], int], NDArray[np.uint32]]
+    """Of the columns and the number of rows."""
+    mark: int = STORE
+
+
+@dataclass(frozen=True)
+class PairRule:
+    """Which events begin and end a wait; event names are glob patterns (`waitfold_*:w`).
+
+    `start_field` of the start event is the wait_event_info. Where one event carries both,
+    `end_value` is the value that means the end; it is None where the end is an event of its own.
     """
 
     start_event: str
     start_field: str
     end_event: str
     end_value: int | None
+
+    @property
+    def uses(self) -> list[Use]:
+        """Return what each event means."""
+        start = Use(self.start_event, (self.start_field,), self._values)
+        return [start] if self.end_value is not None else [start, Use(self.end_event, (), nothing)]
+
+    def _values(self, columns: list[Column], rows: int) -> NDArray[np.uint32]:
+        column = columns[0]
+        if isinstance(column, list):
+            raise WaitfoldError(
+                f"the field {self.start_field} is a text and no number. Name the one that holds "
+                "the wait event as --value."
+            )
+        if column.dtype != np.uint32:
+            if len(column) and not 0 <= int(column.max()) <= 0xFFFF_FFFF:
+                raise WaitfoldError(
+                    f"the field {self.start_field} holds {int(column.max()):#x}, but a wait event "
+                    "has 32 bits. Name the field that holds it as --value."
+                )
+            column = column.astype(np.uint32)
+        if self.end_value:
+            column = np.where(column == self.end_value, np.uint32(0), column)
+        return column.astype(np.uint32, copy=False)
+
+
+def nothing(columns: list[Column], rows: int) -> NDArray[np.uint32]:
+    """Return the values of samples that only end an interval."""
+    return np.zeros(rows, np.uint32)
+
+
+class Codes:
+    """Numbers distinct rows of columns in the order in which they come, from 2 on.
+
+    Memory is bounded: once there are 65,535 rows, or 64 MiB of strings, each further one is 1.
+    """
+
+    OTHERS = 1
+    _ROWS = (1 << 16) + 1
+    _BYTES = 64 << 20
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int | bytes | None, ...]] = [(), ()]
+        """By code; the first two stand for nothing and for all others."""
+        self._codes: dict[tuple[int | bytes | None, ...], int] = {}
+        self._bytes = 0
+
+    def of(self, columns: Sequence[Column], rows: int) -> NDArray[np.uint32]:
+        """Return the codes of rows."""
+        place = np.zeros(rows, np.int64)
+        for column in columns:
+            if isinstance(column, list):
+                number: dict[bytes | None, int] = {}
+                column = np.array([number.setdefault(s, len(number)) for s in column], np.int64)
+            _, inverse = np.unique(column, return_inverse=True)
+            # Below 2**62: there are fewer rows than 2**31 in a batch.
+            _, place = np.unique(
+                place * (inverse.max(initial=0) + 1) + inverse, return_inverse=True
+            )
+        _, first, place = np.unique(place, return_index=True, return_inverse=True)
+        # In the order in which they come, so that the first are not called "others".
+        codes = np.zeros(len(first), np.uint32)
+        for i in np.argsort(first).tolist():
+            at = int(first[i])
+            codes[i] = self._code(
+                tuple(c[at] if isinstance(c, list) else int(c[at]) for c in columns)
+            )
+        return codes[place]
+
+    def _code(self, row: tuple[int | bytes | None, ...]) -> int:
+        code = self._codes.get(row)
+        if code is None:
+            if len(self.rows) >= self._ROWS or self._bytes > self._BYTES:
+                return self.OTHERS
+            code = self._codes[row] = len(self.rows)
+            self.rows.append(row)
+            self._bytes += sum(len(v) for v in row if isinstance(v, bytes))
+        return code
+
+
+@dataclass(frozen=True)
+class SetRule:
+    """Which events begin and end the intervals of a probe set, and what these are called by.
+
+    A transition's value is a code: of `start_fields`, or ENDED and a code of `end_fields`, 0 where
+    there are none. `end_value`, a field of `start` and a number, is what means the end where the
+    same event does both (0 of a string is a null pointer). Event names are glob patterns.
+    """
+
+    start: str
+    start_fields: tuple[str, ...]
+    ends: tuple[str, ...]
+    end_fields: tuple[str, ...] = ()
+    end_value: tuple[str, int] | None = None
+    reset: tuple[str, ...] = ()
+    nested: bool = False
+    started: Codes = field(default_factory=Codes, compare=False)
+    ended: Codes = field(default_factory=Codes, compare=False)
+    both: Codes = field(default_factory=Codes, compare=False)
+
+    @property
+    def uses(self) -> list[Use]:
+        """Return what each event means."""
+        ending = () if self.end_value is None else (self.end_value[0],)
+        return [
+            Use(self.start, (*self.start_fields, *ending), self._starts),
+            *(Use(event, self.end_fields, self._ends) for event in self.ends),
+            *(Use(event, (), nothing, RESET) for event in self.reset),
+        ]
+
+    def _starts(self, columns: list[Column], rows: int) -> NDArray[np.uint32]:
+        codes = self.started.of(columns[: len(self.start_fields)], rows)
+        if self.end_value is not None:
+            column = columns[-1]
+            if isinstance(column, list):
+                codes[np.array([s is None for s in column], np.bool_)] = 0
+            else:
+                codes[column == self.end_value[1]] = 0
+        return codes
+
+    def _ends(self, columns: list[Column], rows: int) -> NDArray[np.uint32]:
+        if not columns:
+            return nothing(columns, rows)
+        return self.ended.of(columns, rows) | np.uint32(ENDED)
+
+    def joined(self, values: NDArray[np.uint32], ends: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return the codes, in `both`, of intervals by what started and what ended them."""
+        how = np.where(ends & np.uint32(ENDED), ends & np.uint32(ENDED - 1), 0)
+        codes = self.both.of([values, how], len(values))
+        codes[values == 0] = 0
+        return codes
+
+    def known(self, code: int) -> dict[str, int | bytes | None] | None:
+        """Return the fields, where known, of an interval's code; None for one of the others."""
+        row = self.both.rows[code]
+        start, end = (int(part or 0) for part in row) if row else (Codes.OTHERS, 0)
+        if Codes.OTHERS in (start, end):
+            return None
+        known = dict(zip(self.start_fields, self.started.rows[start], strict=False))
+        return known | dict(zip(self.end_fields, self.ended.rows[end], strict=False))
+
+
+Rule = PairRule | SetRule
 
 
 @dataclass(frozen=True)
@@ -119,7 +282,7 @@ class Source(Protocol):
 
 def transitions(
     files: Sequence[PerfData],
-    rule: PairRule,
+    rule: Rule,
     progress: Callable[[int, int], None] | None = None,
 ) -> TransitionStream:
     """Return the transitions of `files`.
@@ -250,24 +413,24 @@ def _delayed(stream: TransitionStream, batches: Iterator[Transitions]) -> Iterat
 
 @dataclass(frozen=True)
 class _Wanted:
-    """An event of the rule in one file; `field` is None for one that only ends."""
+    """An event of the rule in one file."""
 
     event: Event
     layout: Layout
-    field: Field | None
+    use: Use
+    fields: list[Field]
 
 
 class _Source:
     """One file's transitions, as they stand in the file."""
 
-    def __init__(self, data: PerfData, rule: PairRule, stream: TransitionStream) -> None:
+    def __init__(self, data: PerfData, rule: Rule, stream: TransitionStream) -> None:
         self.data = data
         self.data_size = data.data_size
         self.complete = -1
         self.done = 0
         self._stream = stream
         self._wanted = _wanted(data, rule)
-        self._end_value = rule.end_value
         self._pieces = data.pieces()
         self._newest = -1  # time of the newest sample so far
         self._rounds = deque([-1] * 4, maxlen=4)  # the same when each of the last rounds ended
@@ -346,12 +509,8 @@ class _Source:
         self._long_enough(piece, at, layout.fixed)
         time = words[layout.time_at :].take(at).view(np.int64)
         thread = words[layout.tid_at :].take(at)
-        if wanted.field is None:
-            value = np.zeros(len(at), np.uint32)
-        else:
-            value = self._values(piece, at, layout, wanted.field)
-            if self._end_value:
-                value[value == self._end_value] = 0
+        columns = [self._column(piece, at, layout, field) for field in wanted.fields]
+        value = wanted.use.values(columns, len(at))
         if len(at) and (int(thread.max()) >> 32 > PID_MAX or int(time.min()) < 0):
             # -1 stands for a thread that is already gone (perf_event_tid in kernel/events/core.c)
             bad = (thread.view(np.int32)[1::2] > PID_MAX) | (time < 0)
@@ -363,11 +522,9 @@ class _Source:
             first, last = int(time.min()), int(time.max())
             stream.first_ns = first if stream.first_ns is None else min(first, stream.first_ns)
             stream.last_ns = last if stream.last_ns is None else max(last, stream.last_ns)
-        return Transitions(time, thread, value, np.zeros(len(at), np.uint8))
+        return Transitions(time, thread, value, np.full(len(at), wanted.use.mark, np.uint8))
 
-    def _values(
-        self, piece: Piece, at: NDArray[np.int64], layout: Layout, field: Field
-    ) -> NDArray[np.uint32]:
+    def _column(self, piece: Piece, at: NDArray[np.int64], layout: Layout, field: Field) -> Column:
         """Return a field of the samples' raw data: behind their size, a 32-bit word."""
         need = field.offset + field.size
         self._long_enough(piece, at, layout.fixed + (4 + need + 7) // 8)
@@ -379,19 +536,27 @@ class _Source:
             bad |= 4 * raw + 4 + need > 8 * end
         if bad.any():
             raise self._damaged(piece, at, bad, f"is too short for its field {field.name}")
-        if field.size == 4 and field.offset % 4 == 0:
-            narrow: NDArray[np.uint32] = halves[1 + field.offset // 4 :].take(raw)
-            return narrow
+        if field.size == 4 and field.offset % 4 == 0 and not field.string:
+            return halves[1 + field.offset // 4 :].take(raw)
         bytes_ = piece.words.view(np.uint8)
-        first = 4 * raw + 4 + field.offset
-        places = first[:, None] + np.arange(field.size)
-        wide: NDArray[np.unsignedinteger] = bytes_[places].view(f"<u{field.size}")[:, 0]
-        if len(wide) and int(wide.max()) > 0xFFFF_FFFF:
-            raise WaitfoldError(
-                f"{self.data.path}: the field {field.name} holds {int(wide.max()):#x}, but a wait "
-                "event has 32 bits. Name the field that holds it."
-            )
-        return wide.astype(np.uint32)
+        first = 4 * raw + 4
+        places = (first + field.offset)[:, None] + np.arange(field.size)
+        kind = "i" if field.signed else "u"
+        column: NDArray[np.integer] = bytes_[places].view(f"<{kind}{field.size}")[:, 0]
+        if not field.string:
+            return column
+        # A __data_loc (include/trace/stages): where the string is and, above, its bytes with the 0.
+        size = column.astype(np.int64) >> 16
+        first += column.astype(np.int64) & 0xFFFF
+        ends = at + (piece.words[at] >> np.uint64(51)).astype(np.int64)
+        bad = first + size > np.minimum(4 * raw + 4 + halves.take(raw), 8 * ends)
+        if bad.any():
+            raise self._damaged(piece, at, bad, f"is too short for its field {field.name}")
+        content = bytes_.data
+        return [
+            bytes(content[start : start + length - 1]) if length else None
+            for start, length in zip(first.tolist(), size.tolist(), strict=True)
+        ]
 
     def _long_enough(self, piece: Piece, at: NDArray[np.int64], words: int) -> None:
         if piece.shortest >= words:
@@ -479,39 +644,43 @@ class _Source:
         return every.take(real)
 
 
-def _wanted(data: PerfData, rule: PairRule) -> list[_Wanted]:
+def _wanted(data: PerfData, rule: Rule) -> list[_Wanted]:
     """Return the events of a file that the rule names."""
-    starts = [e for e in data.events if fnmatchcase(e.name, rule.start_event)]
-    ends = [e for e in data.events if fnmatchcase(e.name, rule.end_event)]
-    for pattern, found in ((rule.start_event, starts), (rule.end_event, ends)):
+    wanted = []
+    for use in rule.uses:
+        found = [event for event in data.events if fnmatchcase(event.name, use.event)]
         if not found:
             names = ", ".join(event.name for event in data.events)
             hint = " perf had not yet written their names." if data.cut else ""
             raise WaitfoldError(
-                f"{data.path} has no event {pattern}. It has: {names}.{hint} Name the one that "
+                f"{data.path} has no event {use.event}. It has: {names}.{hint} Name the one that "
                 "wait events begin with as --start and that which ends them as --end."
             )
-    wanted = []
-    for event in (e for e in data.events if e in starts or e in ends):
-        layout = data.layouts[event.index]
-        if not layout.tid_at or not layout.time_at:
-            raise WaitfoldError(
-                f"{data.path}: samples of {event.name} lack the thread or the time. Record them "
-                "with 'perf record -k CLOCK_MONOTONIC -e ...' without --no-timestamp."
-            )
-        field = None
-        if event in starts:
-            field = event.fields.get(rule.start_field)
-            if field is None or not layout.has_raw:
-                names = ", ".join(n for n in event.fields if not n.startswith("common_"))
+        for event in found:
+            layout = data.layouts[event.index]
+            if not layout.tid_at or not layout.time_at:
                 raise WaitfoldError(
-                    f"{data.path}: {event.name} has no field {rule.start_field}. It has: "
-                    f"{names or 'none'}. Name the one that holds the wait event as --value."
+                    f"{data.path}: samples of {event.name} lack the thread or the time. Record "
+                    "them with 'perf record -k CLOCK_MONOTONIC -e ...' without --no-timestamp."
                 )
-            if field.size not in (1, 2, 4, 8):
-                raise WaitfoldError(
-                    f"{data.path}: the field {field.name} of {event.name} has {field.size} bytes "
-                    "and is no number. Name the one that holds the wait event as --value."
-                )
-        wanted.append(_Wanted(event, layout, field))
+            wanted.append(_Wanted(event, layout, use, _fields(data, event, use)))
     return wanted
+
+
+def _fields(data: PerfData, event: Event, use: Use) -> list[Field]:
+    found = []
+    for name in use.fields:
+        field = event.fields.get(name)
+        if field is None or not data.layouts[event.index].has_raw:
+            names = ", ".join(n for n in event.fields if not n.startswith("common_"))
+            raise WaitfoldError(
+                f"{data.path}: {event.name} has no field {name}. It has: {names or 'none'}. "
+                "Name the one that holds the wait event as --value."
+            )
+        if field.size not in (1, 2, 4, 8):
+            raise WaitfoldError(
+                f"{data.path}: the field {name} of {event.name} has {field.size} bytes and is no "
+                "number. Name the one that holds the wait event as --value."
+            )
+        found.append(field)
+    return found

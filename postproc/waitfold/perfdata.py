@@ -50,12 +50,16 @@ _FEW = 8  # samples alike that make it worth while to look for more at once
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a tracepoint's raw data: place and size in bytes."""
+    """A field of a tracepoint's raw data: place and size in bytes.
+
+    Of a string the 4 bytes say where in the raw data it is: offset, and size in the upper half.
+    """
 
     name: str
     offset: int
     size: int
     signed: bool
+    string: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,13 @@ def probe_fields(args: Sequence[tuple[str, str]]) -> dict[str, Field]:
     fields = {}
     offset = 16
     for name, kind in args:
-        match = re.fullmatch(r"([usx])(8|16|32|64)", kind)
+        match = re.fullmatch(r"([usx])(8|16|32|64)|string", kind)
         if match is None:
-            raise PerfDataError(f"{kind} is not a type of a probe's argument (u32, x32, s64 ...).")
-        size = int(match[2]) // 8
-        fields[name] = Field(name, offset, size, match[1] == "s")
+            raise PerfDataError(
+                f"{kind} is not a type of a probe's argument (u32, x32, s64 ... or string)."
+            )
+        size = int(match[2] or 32) // 8
+        fields[name] = Field(name, offset, size, match[1] == "s", kind == "string")
         offset += size
     return fields
 
@@ -573,11 +579,15 @@ def _tracing_formats(cursor: _Cursor) -> dict[int, tuple[str, dict[str, Field]]]
 def _format_fields(text: str) -> dict[str, Field]:
     """Return the fields of a tracepoint's format file, but not those that are arrays."""
     lines = re.finditer(
-        r"^\tfield:[^;]*?(\w+);\toffset:(\d{1,5});\tsize:(\d{1,5});\tsigned:([01]);$",
+        r"^\tfield:(__data_loc char\[\])?[^;]*?(\w+);"
+        r"\toffset:(\d{1,5});\tsize:(\d{1,5});\tsigned:([01]);$",
         text,
         re.MULTILINE,
     )
-    return {m[1]: Field(m[1], int(m[2]), int(m[3]), m[4] == "1") for m in lines}
+    return {
+        m[2]: Field(m[2], int(m[3]), int(m[4]), m[5] == "1", bool(m[1]) and m[4] == "4")
+        for m in lines
+    }
 
 
 def _events(

@@ -3,49 +3,82 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from waitfold.errors import WaitfoldError
-from waitfold.events import PairRule
+from waitfold.events import PairRule, Rule, SetRule
 
 OWN_GROUP = "waitfold_*"
 """Group of a set's own events: the recorder makes up a new one in each run."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_EVENT = re.compile(r"([A-Za-z_]\w*:)?[A-Za-z_]\w*")
-_FIELD = re.compile(r"([A-Za-z_]\w*):([usx](?:8|16|32|64))")
+UNKNOWN = "?"
+"""What a field is called that nothing is known of."""
 
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """One probe set.
+    """One probe set; events are named as the set names them.
 
-    `fields` is, per event of the set's own, field name -> the kernel's type; `places` is, per
-    event, the global whose stores it stands at. `start` and `end` are events as the set names
-    them; `end_value` is the value of `start_field` that ends an interval, None where the end is
-    an event of its own.
+    `fields` is, per event of the set's own, field name -> the kernel's type or `string`. Of a set
+    of wait events `wait_field` holds the wait_event_info; it is None of others, whose intervals
+    are called by the fields `label`. `names` and `bits` are, per field, what its values and its
+    bits are called; `wait_names` the wait event that stands for a field's value 0.
     """
 
     name: str
     about: str
     fields: dict[str, dict[str, str]]
-    places: dict[str, str]
     start: str
-    start_field: str
-    end: str
-    end_value: int | None
-    key: str
-    label: str
+    ends: tuple[str, ...]
+    end_value: tuple[str, int] | None
+    resets: tuple[str, ...]
+    nested: bool
+    wait_field: str | None
+    label: tuple[str, ...]
+    names: dict[str, dict[int, str]]
+    wait_names: dict[str, int]
+    bits: dict[str, dict[int, str]]
 
-    def rule(self, group: str = OWN_GROUP) -> PairRule:
+    def rule(self, group: str = OWN_GROUP) -> Rule:
         """Return how the set's events pair, its own events being in `group` (may be a pattern)."""
 
         def full(event: str) -> str:
             return event if ":" in event else f"{group}:{event}"
 
-        return PairRule(full(self.start), self.start_field, full(self.end), self.end_value)
+        if self.wait_field is not None:
+            value = None if self.end_value is None else self.end_value[1]
+            return PairRule(full(self.start), self.wait_field, full(self.ends[0]), value)
+        carried = self.fields[self.start]
+        return SetRule(
+            full(self.start),
+            tuple(f for f in self.label if f in carried),
+            () if self.end_value else tuple(full(end) for end in self.ends),
+            tuple(f for f in self.label if f not in carried),
+            self.end_value,
+            tuple(full(reset) for reset in self.resets),
+            self.nested,
+        )
+
+    def texts(
+        self, known: Mapping[str, int | bytes | None], wait_name: Callable[[int], str]
+    ) -> tuple[str, ...]:
+        """Return what the fields of the label are called; `wait_name` names a wait event."""
+        return tuple(self._text(name, known.get(name), wait_name) for name in self.label)
+
+    def _text(self, name: str, value: int | bytes | None, wait_name: Callable[[int], str]) -> str:
+        if value is None:
+            return UNKNOWN
+        if isinstance(value, bytes):
+            return value.decode(errors="backslashreplace")
+        if name in self.wait_names:
+            return wait_name(self.wait_names[name] + value)
+        if name in self.bits:
+            bits = self.bits[name]
+            on = [bit for bit in range(value.bit_length()) if value >> bit & 1]
+            return "+".join(bits.get(bit, f"bit{bit}") for bit in on) or "none"
+        return self.names.get(name, {}).get(value, str(value))
 
 
 def probes_dir() -> Path:
@@ -56,8 +89,22 @@ def probes_dir() -> Path:
 
 
 def load_sets() -> dict[str, ProbeSet]:
-    """Return every probe set that this waitfold has, by name."""
-    return {s.name: s for s in map(load_set, sorted(probes_dir().glob("*.set")))}
+    """Return every probe set that this waitfold has, by name.
+
+    Raises
+    ------
+    WaitfoldError
+        One is not as docs/probe-sets.md says, or two have an event of the same name.
+
+    """
+    sets = {s.name: s for s in map(load_set, sorted(probes_dir().glob("*.set")))}
+    of_event: dict[str, str] = {}
+    for probe_set in sets.values():
+        for event in probe_set.fields:
+            other = of_event.setdefault(event, probe_set.name)
+            if other != probe_set.name:
+                raise WaitfoldError(f"the sets {other} and {probe_set.name} both have '{event}'")
+    return sets
 
 
 def load_set(path: Path) -> ProbeSet:
@@ -77,13 +124,51 @@ def load_set(path: Path) -> ProbeSet:
     return parser.finish()
 
 
+_NAME = r"[A-Za-z_]\w*"
+_EVENT = rf"(?:{_NAME}:)?{_NAME}"
+_NUMBER = r"(?:0x[0-9a-fA-F]+|\d+)"
+_ARGUMENT = rf"(?:arg-?\d+|string\(arg-?\d+\)|{_NUMBER})"
+
+# Keyword: what its arguments match, joined by blanks; what it wants; whether it may come once,
+# must come once, or comes any number of times.
+_MAY, _MUST, _ANY = "may", "must", "any"
+_KEYWORDS: dict[str, tuple[str, str, str]] = {
+    "set": (r"[A-Za-z_][\w-]*", "NAME", _MUST),
+    "about": (r".+", "TEXT", _MUST),
+    "versions": (r"\d+-\d*|-\d+", "FIRST-LAST", _MAY),
+    "event": (
+        rf"{_NAME}( {_NAME}:([usx](8|16|32|64)|string))*",
+        "NAME FIELD:TYPE..., TYPE as in u32, x32, s64, string",
+        _ANY,
+    ),
+    "place": (
+        rf"{_NAME} (stores {_NAME}|probe {_NAME}( {_NAME}={_ARGUMENT})*)",
+        "NAME stores SYMBOL, or NAME probe PROBE FIELD=argN...",
+        _ANY,
+    ),
+    "start": (_EVENT, "EVENT", _MUST),
+    "end": (rf"{_EVENT}( {_NAME}={_NUMBER})?", "EVENT or EVENT FIELD=VALUE", _ANY),
+    "reset": (_EVENT, "EVENT", _ANY),
+    "key": (r"tid( nested)?", "tid, or tid nested: intervals are paired by thread", _MUST),
+    "label": (
+        rf"wait-event {_NAME}|{_NAME}( {_NAME})*",
+        "wait-event FIELD, or FIELD...",
+        _MUST,
+    ),
+    "names": (
+        rf"{_NAME} (wait-event {_NUMBER}|{_NUMBER}=\S+( {_NUMBER}=\S+)*)",
+        "FIELD VALUE=TEXT..., or FIELD wait-event BASE",
+        _ANY,
+    ),
+    "bits": (rf"{_NAME} \d+=\S+( \d+=\S+)*", "FIELD BIT=TEXT...", _ANY),
+}
+
+
+@dataclass
 class _Parser:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.number = 0
-        self.once: dict[str, tuple[int, list[str]]] = {}
-        self.fields: dict[str, dict[str, str]] = {}
-        self.places: dict[str, tuple[int, str]] = {}
+    path: Path
+    number: int = 0
+    lines: dict[str, list[tuple[int, list[str]]]] = field(default_factory=dict)
 
     def fail(self, why: str, number: int | None = None) -> WaitfoldError:
         at = self.number if number is None else number
@@ -91,98 +176,133 @@ class _Parser:
 
     def line(self, number: int, keyword: str, args: list[str]) -> None:
         self.number = number
-        if keyword == "event":
-            self.event(args)
-        elif keyword == "place":
-            self.place(args)
-        elif keyword not in _ONCE:
+        if keyword not in _KEYWORDS:
             raise self.fail(f"unknown keyword '{keyword}'")
-        elif keyword in self.once:
-            raise self.fail(f"'{keyword}' a second time, first in line {self.once[keyword][0]}")
-        elif not _ONCE[keyword](args):
-            raise self.fail(f"'{keyword}' wants {_WANTS[keyword]}")
-        else:
-            self.once[keyword] = (number, args)
+        pattern, wants, often = _KEYWORDS[keyword]
+        if not re.fullmatch(pattern, " ".join(args)):
+            raise self.fail(f"'{keyword}' wants {wants}")
+        before = self.lines.setdefault(keyword, [])
+        if before and often != _ANY:
+            raise self.fail(f"'{keyword}' a second time, first in line {before[0][0]}")
+        before.append((number, args))
 
-    def event(self, args: list[str]) -> None:
-        matches = [_FIELD.fullmatch(a) for a in args[1:]]
-        if len(args) < 2 or not _NAME.fullmatch(args[0]) or None in matches:
-            raise self.fail("'event' wants NAME FIELD:TYPE..., TYPE as in u32, x32, s64")
-        if args[0] in self.fields:
-            raise self.fail(f"event '{args[0]}' a second time")
-        self.fields[args[0]] = {m[1]: m[2] for m in matches if m}
+    def each(self, keyword: str) -> Iterator[list[str]]:
+        """Yield the arguments of each line of a keyword; what fails then is of that line."""
+        for number, args in self.lines.get(keyword, []):
+            self.number = number
+            yield args
 
-    def place(self, args: list[str]) -> None:
-        if len(args) != 3 or args[1] != "stores":
-            raise self.fail("'place' wants NAME stores SYMBOL")
-        self.places[args[0]] = (self.number, args[2])
+    def one(self, keyword: str) -> list[str]:
+        self.number, args = self.lines[keyword][0]
+        return args
 
     def finish(self) -> ProbeSet:
         self.number = 0
-        for keyword in _ONCE:
-            if keyword not in self.once:
+        for keyword, (_, _, often) in _KEYWORDS.items():
+            if keyword not in self.lines and (often == _MUST or keyword == "end"):
                 raise self.fail(f"no '{keyword}' line")
-        args = {k: v[1] for k, v in self.once.items()}
-        if args["set"][0] != self.path.stem:
-            raise self.fail(
-                f"the set's name must be the file's, '{self.path.stem}'", self.at("set")
-            )
-        for name, (number, _) in self.places.items():
-            if name not in self.fields:
-                raise self.fail(f"no event '{name}' in this set", number)
-        start, field = args["start"]
-        end, *value = args["end"]
-        for keyword, event in (("start", start), ("end", end)):
-            if ":" not in event and event not in self.fields:
-                raise self.fail(f"no event '{event}' in this set", self.at(keyword))
-        if start in self.fields and field not in self.fields[start]:
-            raise self.fail(f"event '{start}' has no field '{field}'", self.at("start"))
-        end_value = None
-        if value:
-            end_field, _, text = value[0].partition("=")
-            end_value = int(text, 0)
-            if (end, end_field) != (start, field):
-                raise self.fail(f"an end by value must be of '{start} {field}'", self.at("end"))
-        elif end == start:
-            raise self.fail(
-                "start and end are the same event: say which FIELD=VALUE ends", self.at("end")
-            )
+        name = self.one("set")[0]
+        if name != self.path.stem:
+            raise self.fail(f"the set's name must be the file's, '{self.path.stem}'")
+        fields = self.events()
+        self.check_places(fields)
+        start = self.event(fields, self.one("start")[0])
+        ends, end_value = self.ends(fields, start)
+        resets = tuple(self.event(fields, reset) for (reset,) in self.each("reset"))
+        wait_field, label = self.label(fields, start, ends)
+        names, wait_names = self.names()
         return ProbeSet(
-            name=args["set"][0],
-            about=" ".join(args["about"]),
-            fields=self.fields,
-            places={name: symbol for name, (_, symbol) in self.places.items()},
+            name=name,
+            about=" ".join(self.one("about")),
+            fields=fields,
             start=start,
-            start_field=field,
-            end=end,
+            ends=ends,
             end_value=end_value,
-            key=args["key"][0],
-            label=args["label"][0],
+            resets=resets,
+            nested="nested" in self.one("key"),
+            wait_field=wait_field,
+            label=label,
+            names=names,
+            wait_names=wait_names,
+            bits={of: _named(pairs) for of, *pairs in self.each("bits")},
         )
 
-    def at(self, keyword: str) -> int:
-        return self.once[keyword][0]
+    def events(self) -> dict[str, dict[str, str]]:
+        fields: dict[str, dict[str, str]] = {}
+        for name, *typed in self.each("event"):
+            if name in fields:
+                raise self.fail(f"event '{name}' a second time")
+            fields[name] = dict(word.split(":") for word in typed)
+        return fields
+
+    def check_places(self, fields: dict[str, dict[str, str]]) -> None:
+        placed = set()
+        for event, how, _, *given in self.each("place"):
+            self.event(fields, event)
+            if how == "probe" and {g.partition("=")[0] for g in given} != set(
+                fields.get(event, ())
+            ):
+                raise self.fail(f"a place of '{event}' must give each of its fields")
+            placed.add(event)
+        self.number = 0
+        for event in fields:
+            if event not in placed:
+                raise self.fail(f"event '{event}' has no place")
+
+    def event(self, fields: dict[str, dict[str, str]], event: str) -> str:
+        if ":" not in event and event not in fields:
+            raise self.fail(f"no event '{event}' in this set")
+        return event
+
+    def ends(
+        self, fields: dict[str, dict[str, str]], start: str
+    ) -> tuple[tuple[str, ...], tuple[str, int] | None]:
+        ends, end_value = [], None
+        for end, *value in self.each("end"):
+            ends.append(self.event(fields, end))
+            if value:
+                name, _, number = value[0].partition("=")
+                if end != start or name not in fields.get(start, (name,)):
+                    raise self.fail(f"an end by value must be of a field of '{start}'")
+                end_value = name, int(number, 0)
+            elif end == start:
+                raise self.fail("start and end are the same event: say which FIELD=VALUE ends")
+        if end_value is not None and len(ends) > 1:
+            raise self.fail("an end by value must be the only one")
+        return tuple(ends), end_value
+
+    def label(
+        self, fields: dict[str, dict[str, str]], start: str, ends: tuple[str, ...]
+    ) -> tuple[str | None, tuple[str, ...]]:
+        label = self.one("label")
+        if label[0] == "wait-event":
+            if start in fields and label[1] not in fields[start]:
+                raise self.fail(f"event '{start}' has no field '{label[1]}'")
+            for keyword in ("reset", "names", "bits"):
+                if keyword in self.lines:
+                    raise self.fail(f"'label wait-event' goes without '{keyword}'")
+            if len(ends) > 1 or "nested" in self.one("key"):
+                raise self.fail("wait events have one end and are not nested")
+            return label[1], ()
+        self.one("label")
+        if start not in fields:
+            raise self.fail(f"'{start}' is not an event of this set, so its fields are not known")
+        for name in label:
+            if name not in fields[start] and any(name not in fields.get(end, ()) for end in ends):
+                raise self.fail(f"neither '{start}' nor every end has a field '{name}'")
+        return None, tuple(label)
+
+    def names(self) -> tuple[dict[str, dict[int, str]], dict[str, int]]:
+        names: dict[str, dict[int, str]] = {}
+        wait_names = {}
+        for of, *pairs in self.each("names"):
+            if pairs[0] == "wait-event":
+                wait_names[of] = int(pairs[1], 0)
+            else:
+                names.setdefault(of, {}).update(_named(pairs))
+        return names, wait_names
 
 
-def _is_end(args: list[str]) -> bool:
-    by_value = len(args) == 2 and re.fullmatch(r"[A-Za-z_]\w*=(0x[0-9a-fA-F]+|\d+)", args[1])
-    return bool(args and _EVENT.fullmatch(args[0]) and (len(args) == 1 or by_value))
-
-
-# Keywords that every set has once: is the argument list right, and what would be.
-_ONCE: dict[str, Callable[[list[str]], bool]] = {
-    "set": lambda a: len(a) == 1 and bool(_NAME.fullmatch(a[0])),
-    "about": lambda a: len(a) > 0,
-    "start": lambda a: len(a) == 2 and bool(_EVENT.fullmatch(a[0])),
-    "end": _is_end,
-    "key": lambda a: a == ["tid"],
-    "label": lambda a: a == ["wait-event"],
-}
-_WANTS = {
-    "set": "NAME",
-    "about": "TEXT",
-    "start": "EVENT FIELD",
-    "end": "EVENT or EVENT FIELD=VALUE",
-    "key": "tid: intervals are paired by thread",
-    "label": "wait-event",
-}
+def _named(pairs: list[str]) -> dict[int, str]:
+    split = (pair.partition("=") for pair in pairs)
+    return {int(value, 0): text for value, _, text in split}
