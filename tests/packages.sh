@@ -15,6 +15,7 @@ need mawk mawk
 need gawk gawk
 need gcc gcc
 need libc6-dev /usr/include/stdio.h
+need systemtap-sdt-dev /usr/include/x86_64-linux-gnu/sys/sdt.h
 need man-db man
 need shellcheck shellcheck
 need bpftrace bpftrace
