@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from .events import EXIT, PID_MAX, STORE, Transitions, TransitionStream
+from .events import ENDED, EXIT, PID_MAX, STORE, SetRule, Transitions, TransitionStream
 
 START, END, LOST = 1, 2, 4
 """Flags: began before the window; was open at its end or when its thread ended; cut by a loss."""
@@ -46,6 +46,7 @@ def pair(
     start_ns: int | None = None,
     end_ns: int | None = None,
     initial: Mapping[int, int] | None = None,
+    rule: SetRule | None = None,
 ) -> Iterator[Intervals]:
     """Return the intervals of the window from `start_ns` to `end_ns`.
 
@@ -59,10 +60,14 @@ def pair(
     - What overlaps a gap ends where the gap begins and is flagged LOST; what its thread did then
       is unknown until it stores something other than 0.
 
+    Of a probe set other than wait events, `rule` is that by which the transitions were read, and
+    explains the values. Where it is nested a start ends nothing, and an end is that of the newest
+    start which is open.
+
     A wait is yielded once; where it has several flags it counts under the first of START, LOST
     and END.
     """
-    threads = _Threads()
+    threads = _Stacks(rule) if rule is not None and rule.nested else _Threads(rule)
     window: _Window | None = None
     for batch in stream:
         if end_ns is not None:
@@ -90,7 +95,8 @@ def pair(
 class _Threads:
     """What each thread stored last. Arrays have an element for each thread, by its code."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: SetRule | None) -> None:
+        self._rule = rule
         self._code = np.zeros(PID_MAX + 1, np.int32)  # by tid; 0 is none, codes begin with 1
         self._count = 1
         self._tid = np.zeros(64, np.int32)
@@ -118,6 +124,9 @@ class _Threads:
         order, thread, heads = _by_thread(batch)
         time = batch.time_ns[order]
         value = batch.value[order]
+        how = value
+        if self._rule is not None:
+            value = np.where(how >= ENDED, np.uint32(0), how)
         twice = self._twice(time, value, thread, heads)
         twice = twice[batch.mark[order[twice]] == STORE]
         if len(twice):
@@ -135,8 +144,8 @@ class _Threads:
         open_ = np.flatnonzero((what != 0) | unknown)
         first = heads[open_]
         mark = batch.mark[order] if batch.mark.any() else None
-        yield _ended(
-            thread[first], self._since[threads[open_]], time[first], what[open_], mark, first
+        yield self._ended(
+            thread[first], self._since[threads[open_]], time[first], what[open_], how, mark, first
         )
         self._since[threads] = time[tails]
         self._value[threads] = value[tails]
@@ -147,7 +156,26 @@ class _Threads:
         value[tails] = 0
         begins = np.flatnonzero(value)
         ends = begins + 1
-        yield _ended(thread[begins], time[begins], time[ends], value[begins], mark, ends)
+        yield self._ended(thread[begins], time[begins], time[ends], value[begins], how, mark, ends)
+
+    def _ended(
+        self,
+        thread: NDArray[np.uint64],
+        begun: NDArray[np.int64],
+        ended: NDArray[np.int64],
+        value: NDArray[np.uint32],
+        how: NDArray[np.uint32],
+        mark: NDArray[np.uint8] | None,
+        ends: NDArray[np.int64],
+    ) -> Intervals:
+        """Return intervals; those whose end has the mark EXIT were open then."""
+        flags = np.zeros(len(thread), np.uint8)
+        if mark is not None:
+            flags[mark[ends] == EXIT] = END
+        if self._rule is not None:
+            value = self._rule.joined(value, how[ends])
+        halves = thread.view(np.int32)
+        return Intervals(begun, ended - begun, halves[0::2], halves[1::2], value, flags)
 
     def _twice(
         self,
@@ -172,12 +200,15 @@ class _Threads:
         """Return the intervals that are open at `time`."""
         codes = np.flatnonzero(self._value[: self._count])
         begun = self._since[codes]
+        value = self._value[codes]
+        if self._rule is not None:
+            value = self._rule.joined(value, np.zeros(len(codes), np.uint32))
         return Intervals(
             begun,
             time - begun,
             self._pid[codes],
             self._tid[codes],
-            self._value[codes],
+            value,
             np.full(len(codes), END, np.uint8),
         )
 
@@ -204,6 +235,61 @@ class _Threads:
         return codes
 
 
+class _Stacks:
+    """What is open in each thread, one within the other."""
+
+    def __init__(self, rule: SetRule) -> None:
+        self._rule = rule
+        self._open: dict[int, list[tuple[int, int, int]]] = {}  # by tid: thread, since, value
+        self._last: dict[int, tuple[int, int]] = {}  # by tid: time and value
+
+    def begin(self, initial: Mapping[int, int]) -> None:
+        """Take nothing: what was open when the window began cannot be read."""
+
+    def step(self, batch: Transitions, stream: TransitionStream) -> Iterator[Intervals]:
+        """Yield the intervals that end with the transitions of a batch."""
+        rows: list[tuple[int, int, int, int, int, int]] = []
+        columns = (batch.thread, batch.tid, batch.time_ns, batch.value, batch.mark)
+        for thread, tid, time, value, mark in zip(*(c.tolist() for c in columns), strict=True):
+            if tid < 0:  # of a thread that is already gone (perf_event_tid)
+                continue
+            open_ = self._open.setdefault(tid, [])
+            last, self._last[tid] = self._last.get(tid), (time, value)
+            if mark != STORE:
+                flags = END if mark == EXIT else 0
+                rows += [(*one, time, 0, flags) for one in open_]
+                open_.clear()
+            elif last == (time, value):  # see _Threads._twice
+                stream.twice += 1
+            elif 0 < value < ENDED:
+                open_.append((thread, time, value))
+            elif open_:
+                rows.append((*open_.pop(), time, value, 0))
+            elif last is None:
+                rows.append((thread, _BEFORE, 0, time, value, 0))
+        yield self._intervals(rows)
+
+    def finish(self, time: int) -> Intervals:
+        """Return the intervals that are open at `time`."""
+        return self._intervals(
+            [(*one, time, 0, END) for open_ in self._open.values() for one in open_]
+        )
+
+    def _intervals(self, rows: list[tuple[int, int, int, int, int, int]]) -> Intervals:
+        rows.sort(key=lambda row: row[0])
+        thread, begun, value, ended, how, flags = zip(*rows, strict=True) if rows else [()] * 6
+        halves = np.array(thread, np.uint64).view(np.int32)
+        start = np.array(begun, np.int64)
+        return Intervals(
+            start,
+            np.array(ended, np.int64) - start,
+            halves[0::2],
+            halves[1::2],
+            self._rule.joined(np.array(value, np.uint32), np.array(how, np.uint32)),
+            np.array(flags, np.uint8),
+        )
+
+
 def _by_thread(
     batch: Transitions,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]:
@@ -219,22 +305,6 @@ def _by_thread(
         tid = thread >> np.uint64(32)
         heads = np.flatnonzero(np.append(True, tid[1:] != tid[:-1]))
     return order, thread, heads
-
-
-def _ended(
-    thread: NDArray[np.uint64],
-    begun: NDArray[np.int64],
-    ended: NDArray[np.int64],
-    value: NDArray[np.uint32],
-    mark: NDArray[np.uint8] | None,
-    ends: NDArray[np.int64],
-) -> Intervals:
-    """Return intervals; those whose end has the mark EXIT were open then."""
-    flags = np.zeros(len(thread), np.uint8)
-    if mark is not None:
-        flags[mark[ends] == EXIT] = END
-    halves = thread.view(np.int32)
-    return Intervals(begun, ended - begun, halves[0::2], halves[1::2], value, flags)
 
 
 class _Window:
