@@ -280,8 +280,17 @@ class Source(Protocol):
         """Add up what was lost, once all is read."""
 
 
+class SourceFile(Protocol):
+    """A file that has several sources; `cut` is a warning where it was not written to its end."""
+
+    cut: str | None
+
+    def sources(self, rule: Rule, stream: TransitionStream) -> Sequence[Source]:
+        """Return them; raise WaitfoldError where the file does not have what the rule names."""
+
+
 def transitions(
-    files: Sequence[PerfData],
+    files: Sequence[PerfData | SourceFile],
     rule: Rule,
     progress: Callable[[int, int], None] | None = None,
 ) -> TransitionStream:
@@ -298,7 +307,12 @@ def transitions(
     later, where one is damaged.
     """
     stream = TransitionStream()
-    sources = [_Source(data, rule, stream) for data in files]
+    sources: list[Source] = []
+    for data in files:
+        if isinstance(data, PerfData):
+            sources.append(_Source(data, rule, stream))
+        else:
+            sources += data.sources(rule, stream)
     stream.warnings += [data.cut for data in files if data.cut]
     stream.batches = _ahead(_delayed(stream, _ordered(stream, sources, progress)))
     return stream

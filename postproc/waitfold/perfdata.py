@@ -572,11 +572,11 @@ def _tracing_formats(cursor: _Cursor) -> dict[int, tuple[str, dict[str, Field]]]
             name = re.search(r"^name: (\S+)$", text, re.MULTILINE)
             number = re.search(r"^ID: (\d{1,19})$", text, re.MULTILINE)
             if name and number:
-                formats[int(number[1])] = (f"{system}:{name[1]}", _format_fields(text))
+                formats[int(number[1])] = (f"{system}:{name[1]}", format_fields(text))
     return formats
 
 
-def _format_fields(text: str) -> dict[str, Field]:
+def format_fields(text: str) -> dict[str, Field]:
     """Return the fields of a tracepoint's format file, but not those that are arrays."""
     lines = re.finditer(
         r"^\tfield:(__data_loc char\[\])?[^;]*?(\w+);"
