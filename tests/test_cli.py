@@ -210,11 +210,11 @@ def test_losses(run: Run) -> None:
 
 
 def _damage_format(capture: Path) -> None:
-    _edit(capture / "manifest", "format\t1", "format\t2")
+    _edit(capture / "manifest", "format\t2", "format\t3")
 
 
 def _damage_set(capture: Path) -> None:
-    _edit(capture / "manifest", "set\twait-event", "set\tblock-io")
+    _edit(capture / "manifest", "sets\twait-event", "sets\twait-event,block-io")
 
 
 def _damage_line(capture: Path) -> None:
@@ -242,7 +242,7 @@ def _damage_backends(capture: Path) -> None:
 
 
 def _cut_manifest(capture: Path) -> None:
-    (capture / "manifest").write_text("format\t1\nset\twait-event\n")
+    (capture / "manifest").write_text("format\t2\nsets\twait-event\n")
 
 
 def _empty_manifest(capture: Path) -> None:
@@ -275,13 +275,13 @@ def _folder_data(capture: Path) -> None:
 
 
 def _other_event(capture: Path) -> None:
-    _edit(capture / "manifest", "event\twaitfold_", "event\tother_")
+    _edit(capture / "manifest", "group\twaitfold_", "group\tother_")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_damage_format, "a capture of format 2; this waitfold reads up to 1"),
+        (_damage_format, "a capture of format 3, and this waitfold reads format 2"),
         (_damage_set, "the probe set 'block-io', which this waitfold does not know"),
         (_damage_line, "manifest:13: not 'key<TAB>value'"),
         (_damage_time, "start_ns or end_ns is not a time in ns"),

@@ -9,13 +9,17 @@ from pathlib import Path
 
 from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, whole_lines
 from waitfold.errors import Misuse, WaitfoldError
-from waitfold.events import PairRule
+from waitfold.events import PairRule, Rule, SetRule
 from waitfold.perfdata import PerfData, probe_fields
-from waitfold.probeset import load_sets
+from waitfold.probeset import ProbeSet, load_sets
+from waitfold.tracedat import MAGIC, TraceDat, listed
 from waitfold.waitevents import Version, WaitEvents
 
-FORMAT = 1
-"""Newest capture format that can be read."""
+FORMAT = 2
+"""The capture format that is read."""
+
+WAIT_EVENT = "wait-event"
+"""The probe set that every capture holds first."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +40,37 @@ class Naming:
 class Capture:
     """An opened capture.
 
-    `start_ns` and `end_ns` are the window in CLOCK_MONOTONIC, None where it begins with the
-    first event or ends with the last.
+    `rule` is that of wait events; `sets` are the other probe sets that it holds. `start_ns` and
+    `end_ns` are the window in CLOCK_MONOTONIC, None where it begins with the first event or ends
+    with the last.
     """
 
     path: Path
-    files: list[PerfData]
-    rule: PairRule
+    files: list[PerfData | TraceDat]
+    rule: Rule
     pg_version: str
     events: WaitEvents
     mode: str
     seen: SeenBackends
     start_ns: int | None = None
     end_ns: int | None = None
+    sets: dict[str, ProbeSet] = field(default_factory=dict)
     manifest: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+
+    def set_rule(self, name: str) -> SetRule:
+        """Return a new rule of one of `sets`.
+
+        Raises
+        ------
+        Misuse
+            The capture does not hold it.
+
+        """
+        if name not in self.sets:
+            held = ", ".join([WAIT_EVENT, *self.sets])
+            raise Misuse(f"{self.path} does not hold the probe set '{name}', but: {held}")
+        return self.sets[name].set_rule(self.manifest["group"])
 
 
 def open_capture(path: Path, naming: Naming) -> Capture:
@@ -92,14 +112,16 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     start_ns, end_ns = _window(folder, manifest)
     if end_ns is None:
         warnings.append("the recorder was killed: the window ends with the last event")
-    sets = load_sets()
-    if manifest["set"] not in sets:
-        raise WaitfoldError(
-            f"{folder} holds the probe set '{manifest['set']}', which this "
-            "waitfold does not know: read it with a newer one"
-        )
-    probe_set = sets[manifest["set"]]
-    group = manifest["event"].rpartition(":")[0]
+    known = load_sets()
+    sets: dict[str, ProbeSet] = {}
+    for name in manifest["sets"].split(","):
+        if name not in known or (name != WAIT_EVENT and known[name].wait_field is not None):
+            raise WaitfoldError(
+                f"{folder} holds the probe set '{name}', which this waitfold does not know: "
+                "read it with a newer one"
+            )
+        sets[name] = known[name]
+    group = manifest.get("group", "")
     seen = SeenBackends({}, {})
     if (folder / "backends.tsv").exists():
         seen = read_backends(folder / "backends.tsv", Version.parse(pg_version).major, start_ns)
@@ -108,17 +130,29 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     if re.fullmatch(r"[0-9]{1,9}", manifest.get("postmaster", "")):
         seen.backends[int(manifest["postmaster"])] = Backend(POSTMASTER)
     # A perf that was killed did not write what the events are called and carry.
-    fields = {f"{group}:{k}": probe_fields(list(v.items())) for k, v in probe_set.fields.items()}
+    fields = {
+        f"{group}:{event}": probe_fields(list(typed.items()))
+        for probe_set in sets.values()
+        for event, typed in probe_set.fields.items()
+    }
+    files: list[PerfData | TraceDat]
+    if manifest.get("engine") in ("ftrace", "trace-cmd"):
+        trace = TraceDat(folder, ring="ring" in manifest)
+        files = [trace]
+        start_ns = max(start_ns or 0, trace.since_ns) or None
+    else:
+        files = [PerfData(folder / "perf.data", fields)]
     return Capture(
         folder,
-        [PerfData(folder / "perf.data", fields)],
-        probe_set.rule(group),
+        files,
+        known[WAIT_EVENT].rule(group),
         pg_version,
         events,
         manifest["mode"],
         seen,
         start_ns,
         end_ns,
+        {name: held for name, held in sets.items() if name != WAIT_EVENT},
         manifest,
         warnings,
     )
@@ -134,13 +168,13 @@ def _read_manifest(path: Path) -> dict[str, str]:
     form = manifest.get("format", "")
     if not re.fullmatch(r"[0-9]{1,9}", form):
         raise WaitfoldError(f"{path}: no format: not the manifest of a capture, or cut short")
-    if int(form) > FORMAT:
+    if int(form) != FORMAT:
         raise WaitfoldError(
-            f"{path}: a capture of format {form}; this waitfold reads up to "
-            f"{FORMAT}: read it with a newer one"
+            f"{path}: a capture of format {form}, and this waitfold reads format {FORMAT}: read it "
+            f"with {'a newer' if int(form) > FORMAT else 'an older'} one"
         )
-    for key in ("set", "mode", "event", "pg_version"):
-        if key not in manifest:
+    for key in ("sets", "mode", "group", "pg_version"):
+        if key not in manifest and (key, manifest.get("mode")) != ("group", "mem"):
             raise WaitfoldError(f"{path}: no '{key}': cut short or damaged")
     return manifest
 
@@ -156,7 +190,10 @@ def _window(folder: Path, manifest: dict[str, str]) -> tuple[int | None, int | N
 
 
 def _open_file(path: Path, naming: Naming) -> Capture:
-    data = PerfData(path)
+    data: PerfData | TraceDat
+    with path.open("rb") as file:
+        is_trace = file.read(len(MAGIC)) == MAGIC
+    data = TraceDat(path) if is_trace else PerfData(path)
     if data.cut and not any(event.fields for event in data.events):
         raise WaitfoldError(
             f"{data.cut} perf writes the names and fields of events only at its end, so only a "
@@ -184,11 +221,11 @@ def _open_file(path: Path, naming: Naming) -> Capture:
     )
 
 
-def _has(data: PerfData, pattern: str) -> bool:
+def _has(data: PerfData | TraceDat, pattern: str) -> bool:
     return any(fnmatchcase(event.name, pattern) for event in data.events)
 
 
-def _named_rule(data: PerfData, naming: Naming) -> PairRule:
+def _named_rule(data: PerfData | TraceDat, naming: Naming) -> PairRule:
     if naming.start is None or naming.value is None:
         raise Misuse("--start EVENT wants --value FIELD: the field that holds wait_event_info")
     for event in filter(None, (naming.start, naming.end)):
@@ -199,12 +236,12 @@ def _named_rule(data: PerfData, naming: Naming) -> PairRule:
     return PairRule(naming.start, naming.value, naming.end, None)
 
 
-def _known_rule(data: PerfData, naming: Naming) -> PairRule:
+def _known_rule(data: PerfData | TraceDat, naming: Naming) -> PairRule:
     if stray := [option for option in naming.options() if option != "--pg-version"]:
         raise Misuse(f"{', '.join(stray)} without --start EVENT")
     for probe_set in load_sets().values():
         rule = probe_set.rule()
-        if _has(data, rule.start_event) and _has(data, rule.end_event):
+        if isinstance(rule, PairRule) and all(_has(data, use.event) for use in rule.uses):
             return rule
     raise Misuse(
         f"no wait events that waitfold knows in {data.path}, which has: {_names(data)}. "
@@ -212,5 +249,5 @@ def _known_rule(data: PerfData, naming: Naming) -> PairRule:
     )
 
 
-def _names(data: PerfData) -> str:
-    return ", ".join(event.name for event in data.events) or "no events"
+def _names(data: PerfData | TraceDat) -> str:
+    return listed([event.name for event in data.events])

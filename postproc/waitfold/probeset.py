@@ -43,21 +43,22 @@ class ProbeSet:
 
     def rule(self, group: str = OWN_GROUP) -> Rule:
         """Return how the set's events pair, its own events being in `group` (may be a pattern)."""
+        if self.wait_field is None:
+            return self.set_rule(group)
+        value = None if self.end_value is None else self.end_value[1]
+        start, end = _full(self.start, group), _full(self.ends[0], group)
+        return PairRule(start, self.wait_field, end, value)
 
-        def full(event: str) -> str:
-            return event if ":" in event else f"{group}:{event}"
-
-        if self.wait_field is not None:
-            value = None if self.end_value is None else self.end_value[1]
-            return PairRule(full(self.start), self.wait_field, full(self.ends[0]), value)
+    def set_rule(self, group: str) -> SetRule:
+        """Return the same of a set that is not of wait events."""
         carried = self.fields[self.start]
         return SetRule(
-            full(self.start),
+            _full(self.start, group),
             tuple(f for f in self.label if f in carried),
-            () if self.end_value else tuple(full(end) for end in self.ends),
+            () if self.end_value else tuple(_full(end, group) for end in self.ends),
             tuple(f for f in self.label if f not in carried),
             self.end_value,
-            tuple(full(reset) for reset in self.resets),
+            tuple(_full(reset, group) for reset in self.resets),
             self.nested,
         )
 
@@ -79,6 +80,10 @@ class ProbeSet:
             on = [bit for bit in range(value.bit_length()) if value >> bit & 1]
             return "+".join(bits.get(bit, f"bit{bit}") for bit in on) or "none"
         return self.names.get(name, {}).get(value, str(value))
+
+
+def _full(event: str, group: str) -> str:
+    return event if ":" in event else f"{group}:{event}"
 
 
 def probes_dir() -> Path:
