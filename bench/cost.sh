@@ -60,7 +60,7 @@ family() {
 trace_untraced() { REPLY=''; }
 
 trace_sites() {
-    timeout $LIMIT "$RECORD" -D "$WORK/data" -o "$WORK/sites" 2>"$WORK/sites.log" &
+    timeout $LIMIT "$RECORD" -D "$DATA" -o "$WORK/sites" 2>"$WORK/sites.log" &
     await "$WORK/sites.log" 'recording PostgreSQL' 60
     REPLY=$!
 }
@@ -104,7 +104,7 @@ measure() {
     until [[ $(sql "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND relation = 'pgbench_accounts'::regclass") == 1 ]]; do
         sleep 0.1
     done
-    timeout $LIMIT "$BIN/pgbench" -n -c 2 -j 2 -t $((transactions / 2)) "$@" >"$WORK/pgbench" 2>&1 &
+    timeout $LIMIT "$CLIENT/pgbench" -n -c 2 -j 2 -t $((transactions / 2)) "$@" >"$WORK/pgbench" 2>&1 &
     pgbench=$!
     pgbench_pids 2 "wait_event = 'relation'"
     pids=$REPLY
@@ -149,7 +149,7 @@ measure() {
 bench() {
     local workload=$1 round variant transactions
     shift
-    timeout 60 "$BIN/pgbench" -n -c 2 -j 2 -T 5 "$@" >"$WORK/pgbench" 2>&1
+    timeout 60 "$CLIENT/pgbench" -n -c 2 -j 2 -T 5 "$@" >"$WORK/pgbench" 2>&1
     transactions=$(awk -F '[: ]+' -v s="$seconds" '/^number of transactions actually/ { print 2 * int($NF * s / 10) }' "$WORK/pgbench")
     for ((round = 0; round < rounds; round++)); do
         for variant in ${ORDERS[round % 4]}; do
@@ -162,7 +162,7 @@ start_server 20 'shared_buffers = 8MB'
 about_host
 mkfifo "$WORK/lock"
 exec {lock}<>"$WORK/lock"
-"$BIN/psql" -Xq <&"$lock" >>"$WORK/log" 2>&1 &
+"$CLIENT/psql" -Xq <&"$lock" >>"$WORK/log" 2>&1 &
 sleep 1
 locker=$(sql "SELECT pid FROM pg_stat_activity WHERE application_name = 'psql' AND pid <> pg_backend_pid()")
 printf 'workload\tround\tvariant\ttransactions\ttook_ns\tcpu_ns\town_ns\ttransitions\n' >"$WORK/cost"

@@ -57,10 +57,10 @@ blocks() { sql "SELECT pg_stat_force_next_flush(); SELECT sum(blks_read) FROM pg
 server() {
     local engine=$1 before recorder
     rm -rf -- "$WORK/capture"
-    record "$engine" "$WORK/data"
+    record "$engine" "$DATA"
     recorder=$REPLY
     before=$(blocks)
-    timeout $((seconds + 60)) "$BIN/pgbench" -n -c $CHILDREN -j 1 -T "$seconds" -f "$WORK/read.sql" >"$WORK/pgbench"
+    timeout $((seconds + 60)) "$CLIENT/pgbench" -n -c $CHILDREN -j 1 -T "$seconds" -f "$WORK/read.sql" >"$WORK/pgbench"
     # Statistics of sessions that have ended are in.
     sleep 1
     before=$(($(blocks) - before))

@@ -60,7 +60,7 @@ perfs() {
 
 # record: starts a recorder of 4 s into $capture; sets recorder and group.
 record() {
-    "$RECORD" -D "$WORK/data" -d 4 -o "$capture" >"$capture.log" 2>&1 &
+    "$RECORD" -D "$DATA" -d 4 -o "$capture" >"$capture.log" 2>&1 &
     recorder=$!
     # So that bash does not report how it ended.
     disown "$recorder"
@@ -127,7 +127,7 @@ start_server 20 'shared_buffers = 8MB'
 about_host
 mkdir "$WORK/captures"
 # One place, taken from those that waitfold found and compared with the file; under a group of its own.
-other=$("$ROOT/scripts/waitfold-probes" show -D "$WORK/data" | awk -v to="p:$OTHER/w $BINARY:" '
+other=$("$ROOT/scripts/waitfold-probes" show -D "$DATA" | awk -v to="p:$OTHER/w $BINARY:" '
     NR == 1 { sub(/.*:/, "", $2); line = to $2 } END { print line }')
 printf '%s\n' "$other" >>"$TRACEFS/uprobe_events"
 round=0 capture=$WORK/captures/none
@@ -138,9 +138,9 @@ complaints
 complaints_before=$REPLY
 
 # New sessions all the time beside old ones.
-"$BIN/pgbench" -n -c 4 -T 3600 >"$WORK/pgbench" 2>&1 &
+"$CLIENT/pgbench" -n -c 4 -T 3600 >"$WORK/pgbench" 2>&1 &
 pgbench=$!
-"$BIN/pgbench" -n -C -c 2 -S -T 3600 >"$WORK/pgbench.new" 2>&1 &
+"$CLIENT/pgbench" -n -C -c 2 -S -T 3600 >"$WORK/pgbench.new" 2>&1 &
 
 readable=0 most_tries=0
 capture=$WORK/captures/whole

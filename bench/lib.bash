@@ -11,13 +11,13 @@ PYTHON=$ROOT/.venv/bin/python
 WAITFOLD=$ROOT/.venv/bin/waitfold
 RECORD=$ROOT/scripts/waitfold-record
 export PYTHON WAITFOLD RECORD
-WORK='' BIN=''
+WORK='' BIN='' CLIENT='' DATA=''
 
 say() { printf '%s\n' "$*" >&2; }
 
 # finish: ends what a bench has started; a bench adds to it by a function at_end of its own.
 finish() {
-    local status=$? pid
+    local status=$? pid data
     trap '' INT TERM
     trap - ERR
     set +e
@@ -25,7 +25,9 @@ finish() {
     for pid in $(jobs -p); do kill "$pid" 2>/dev/null; done
     wait
     if [[ -n $WORK ]]; then
-        [[ ! -e $WORK/data/postmaster.pid ]] || as_postgres pg_ctl -D "$WORK/data" -m immediate -w -t 30 stop >/dev/null
+        for data in "$WORK"/data.*; do
+            [[ ! -e $data/postmaster.pid ]] || (cd / && runuser -u postgres -- "$CLIENT/pg_ctl" -D "$data" -m immediate -w -t 30 stop >/dev/null)
+        done
         rm -rf -- "$WORK"
     fi
     exit "$status"
@@ -39,29 +41,39 @@ as_postgres() {
     (cd / && runuser -u postgres -- "$BIN/$program" "$@")
 }
 
-# start_server SCALE SETTING...: the newest stock server in a temporary folder, on a unix socket only, with
-# pgbench's tables. Sets WORK, BIN, POSTMASTER and what inspect_server sets.
+# start_server SCALE SETTING...: the server whose programs are in BIN (the newest stock one, if that is empty) in a
+# temporary folder, on a unix socket only, with pgbench's tables. Sets WORK, CLIENT, DATA, POSTMASTER and what
+# inspect_server sets. A further one gets a port of its own.
 start_server() {
     local scale=$1
     shift
     require root tracefs uprobes perf binutils
-    BIN=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
-    [[ -x $BIN/pgbench ]] || die "no PostgreSQL under /usr/lib/postgresql: make deps"
-    WORK=$(mktemp -d "${TMPDIR:-/tmp}/waitfold-bench.XXXXXX")
-    chown postgres "$WORK"
-    as_postgres initdb -D "$WORK/data" -A trust -U postgres --no-sync >"$WORK/log"
-    printf '%s\n' "listen_addresses = ''" "unix_socket_directories = '$WORK'" 'autovacuum = off' \
-        'max_wal_size = 8GB' 'checkpoint_timeout = 1h' "$@" >>"$WORK/data/postgresql.conf"
-    as_postgres pg_ctl -D "$WORK/data" -l "$WORK/server.log" -w start >>"$WORK/log"
-    export PGHOST=$WORK PGUSER=postgres PGDATABASE=postgres
-    "$BIN/pgbench" -i -q -s "$scale" 2>>"$WORK/log"
-    find_server "$WORK/data"
-    inspect_server "$POSTMASTER"
-    # shellcheck disable=SC2034 # current_wait reads it
-    SYMBOL_ADDRESS=$(symbol_address "$EXE" my_wait_event_info)
+    CLIENT=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
+    [[ -x $CLIENT/pgbench ]] || die "no PostgreSQL under /usr/lib/postgresql: make deps"
+    : "${BIN:=$CLIENT}"
+    if [[ -z $WORK ]]; then
+        WORK=$(mktemp -d "${TMPDIR:-/tmp}/waitfold-bench.XXXXXX")
+        chown postgres "$WORK"
+        export PGHOST=$WORK PGUSER=postgres PGDATABASE=postgres PGPORT=5431
+    fi
+    PGPORT=$((PGPORT + 1))
+    DATA=$WORK/data.$PGPORT
+    as_postgres initdb -D "$DATA" -A trust -U postgres --no-sync >>"$WORK/log"
+    printf '%s\n' "listen_addresses = ''" "unix_socket_directories = '$WORK'" "port = $PGPORT" 'autovacuum = off' \
+        'max_wal_size = 8GB' 'checkpoint_timeout = 1h' "$@" >>"$DATA/postgresql.conf"
+    as_postgres pg_ctl -D "$DATA" -l "$WORK/server.log" -w start >>"$WORK/log"
+    "$CLIENT/pgbench" -i -q -s "$scale" 2>>"$WORK/log"
+    look_at_server
 }
 
-sql() { timeout 30 "$BIN/psql" -XAtq -c "$1"; }
+# look_at_server: sets POSTMASTER and what else there is to know of the server in DATA.
+look_at_server() {
+    find_server "$DATA"
+    inspect_server "$POSTMASTER"
+    locate_wait
+}
+
+sql() { timeout 30 "$CLIENT/psql" -XAtq -c "$1"; }
 
 # pgbench_pids COUNT [CONDITION]: sets REPLY to the pids of pgbench's sessions, once there are so many.
 pgbench_pids() {
@@ -77,9 +89,30 @@ pgbench_pids() {
     die "pgbench did not connect; it says: $(cat "$WORK/pgbench" 2>/dev/null)"
 }
 
+# start_locker: a session that holds others back, from `hold_back` to `release`, when they use pgbench_accounts.
+start_locker() {
+    local fifo=$WORK/locker
+    mkfifo "$fifo"
+    exec {LOCKER}<>"$fifo"
+    rm -- "$fifo"
+    PGAPPNAME=locker "$CLIENT/psql" -Xq <&"$LOCKER" >>"$WORK/log" 2>&1 &
+}
+
+hold_back() {
+    local tries
+    echo 'BEGIN; LOCK TABLE pgbench_accounts;' >&"$LOCKER"
+    for ((tries = 0; tries < 300; tries++)); do
+        [[ $(sql "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted AND relation = 'pgbench_accounts'::regclass") != 1 ]] || return 0
+        sleep 0.1
+    done
+    die "no lock on pgbench_accounts after 30 s"
+}
+
+release() { echo 'ROLLBACK;' >&"$LOCKER"; }
+
 # wait_event_address PID: sets REPLY to where the process keeps its wait_event_info.
 wait_event_address() {
-    peek "$1" $((LOAD_BASE + SYMBOL_ADDRESS)) 8 || die "the memory of process $1 cannot be read"
+    peek "$1" $((LOAD_BASE + WAIT_POINTER)) 8 || die "the memory of process $1 cannot be read"
     printf -v REPLY '0x%x' "$REPLY"
 }
 

@@ -18,7 +18,7 @@ set -euo pipefail
 
 if [[ " $* " != *' --source'* ]]; then
     start_server 5 'shared_buffers = 16MB'
-    "$RECORD" -D "$WORK/data" -o "$WORK/capture" -- "$BIN/pgbench" -n -c 4 -T 5 >"$WORK/pgbench" 2>&1
+    "$RECORD" -D "$DATA" -m sites --engine perf -o "$WORK/capture" -- "$CLIENT/pgbench" -n -c 4 -T 5 >"$WORK/pgbench" 2>&1
     set -- --source "$WORK/capture/perf.data" "$@"
 fi
 "$PYTHON" "$ROOT/bench/speed.py" "$@"

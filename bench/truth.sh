@@ -21,7 +21,7 @@ seconds=${1:-40}
 compare() {
     local name=$1 pgbench pid address watch second backends
     shift
-    timeout $((seconds + 120)) "$BIN/pgbench" -n -c 2 -T $((seconds + 90)) "$@" >"$WORK/pgbench" 2>&1 &
+    timeout $((seconds + 120)) "$CLIENT/pgbench" -n -c 2 -T $((seconds + 90)) "$@" >"$WORK/pgbench" 2>&1 &
     pgbench=$!
     pgbench_pids 2
     backends=$REPLY
@@ -37,7 +37,7 @@ compare() {
         -e "mem:$address/4:w" -p "$pid" >"$WORK/$name.mem.log" 2>&1 &
     second=$!
     sleep 1
-    timeout $((seconds + 60)) "$RECORD" -D "$WORK/data" -d "$seconds" -o "$WORK/$name" 2>"$WORK/$name.log" ||
+    timeout $((seconds + 60)) "$RECORD" -D "$DATA" -m sites --engine perf -d "$seconds" -o "$WORK/$name" 2>"$WORK/$name.log" ||
         die "waitfold-record: $(tail -n 3 "$WORK/$name.log")"
     sleep 1
     # To bpftrace itself; timeout would pass INT on only in the foreground.
@@ -61,6 +61,6 @@ about_host
 status=0
 compare select-only -S -M prepared || status=1
 # One branch: two sessions wait for each other's row locks.
-"$BIN/pgbench" -i -q -s 1 2>>"$WORK/log"
+"$CLIENT/pgbench" -i -q -s 1 2>>"$WORK/log"
 compare tpcb || status=1
 exit "$status"
