@@ -23,7 +23,7 @@ engine_start() {
     mkdir "$instance" 2>/dev/null || die "the kernel gives us no instance of ftrace: use --engine perf"
     count_cpus
     kb=$CPU_BUFFER_KB
-    ((!ring_bytes)) || kb=$(((ring_bytes >> 10) / cpus))
+    ((! ring_bytes)) || kb=$(((ring_bytes >> 10) / cpus))
     tell buffer_size_kb "$kb"
     tell trace_clock mono
     if [[ -n $pids ]]; then
@@ -54,11 +54,11 @@ engine_running() { kill -0 "$drainer" 2>/dev/null; }
 engine_tick() { :; }
 
 engine_size() {
-    local size
-    REPLY=0
-    for size in $(stat -c %s "$capture"/trace.cpu* "$capture/trace.dat" 2>/dev/null); do
-        REPLY=$((REPLY + size))
+    local file size=0
+    for file in "$capture"/trace.cpu* "$capture/trace.dat"; do
+        [[ ! -e $file ]] || size=$((size + $(stat -c %s "$file" || echo 0)))
     done
+    REPLY=$size
 }
 
 # engine_stop: the drainer ends when the pipe is closed. Where it was killed, its work is done here.
@@ -160,7 +160,7 @@ finish() {
         # It ends with "Resource temporarily unavailable", or because the disk is full.
         take "$capture" $cpu $((1 << 30)) 2>/dev/null || true
         statistic $cpu entries
-        ((!REPLY)) || die "the disk has no room for $REPLY events of CPU $cpu"
+        ((! REPLY)) || die "the disk has no room for $REPLY events of CPU $cpu"
     done
     trace_file "$capture"
     rm -- "$capture/trace.head"

@@ -140,6 +140,9 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         trace = TraceDat(folder, ring="ring" in manifest)
         files = [trace]
         start_ns = max(start_ns or 0, trace.since_ns) or None
+        if trace.ring:
+            # They were read when the recorder began, not when what the ring still holds did.
+            seen.waits.clear()
     else:
         files = [PerfData(folder / "perf.data", fields)]
     return Capture(

@@ -149,8 +149,8 @@ class TraceDat:
         version = head.string()
         if version != "6":
             raise PerfDataError(
-                f"{self.path} is a trace.dat of version {version[:20]}, and 6 is read here. To make "
-                f"one: trace-cmd convert --file-version 6 -i {self.path} -o NEW.dat"
+                f"{self.path} is a trace.dat of version {version[:20]}, and 6 is read here. To "
+                f"make one: trace-cmd convert --file-version 6 -i {self.path} -o NEW.dat"
             )
         if head.number(1):
             raise PerfDataError(
