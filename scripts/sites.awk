@@ -1,18 +1,26 @@
-# Finds every store through the pointer that a global variable holds, and the place where
-# a probe sees it. Reads `objdump -dw` of the whole binary; prints one line a store, in no order:
+# Finds every store to wait_event_info, which the pointer in a global variable leads to, and the
+# place where a probe sees it. Reads `objdump -dw` of the whole binary; prints "field OFFSET", and one line a store, in no order:
 #
 #     SORTKEY store value place offset bytes kind after
 #
 # or, for what could not be followed to its end, "loose ADDRESS REASON".
 #
 # A register or stack slot is followed along all paths from each reference to the variable,
-# for as long as it holds the variable's address ("A") or the pointer in it ("P", and "D" when
-# a store through it is done). What is not understood on the way is loose: a store that is
-# missed makes the durations around it wrong.
+# for as long as it holds the variable's address ("A") or the pointer in it, plus so many bytes
+# ("P0", and "D0" when a store through it is done). What is not understood on the way is loose: a
+# store that is missed makes the durations around it wrong.
+#
+# From PostgreSQL 14 on the variable is my_wait_event_info: it points to wait_event_info itself, and nothing
+# else is done with it. Before, it is MyProc, which points to a PGPROC: a structure that the field is a
+# member of, and that the server does much else with. Then all stores through the pointer are noted, and find_field says which are the field's.
+# The pointer may go into memory and to other functions: wait_event_info is stored to by
+# inline functions only (pgstat_report_wait_start and _end of pgstat.h, volatile, so by 4 bytes and at
+# each call) and by InitProcess and InitAuxiliaryProcess, and each of them loads MyProc itself.
 #
 # Variables (addresses are hexadecimal, as objdump prints them; lists are blank-separated):
 #   global   address of the variable
 #   slots    addresses of the GOT entries that hold that address
+#   members  1 where the field is a member of what the pointer points to
 #   fixed    1 where the binary is not position-independent: addresses occur as constants
 #   code, tables, loads: sections with code, sections that may hold jump tables, and loaded
 #            segments, as address:offset:size
@@ -52,6 +60,9 @@ BEGIN {
     changing("cltd cqto cwtd", "dx")
     changing("leave", "sp bp")
     changing("cltq cwtl cbtw lahf cmpxchg", "ax")
+
+    # A constant that is a wait event of PostgreSQL 10 to 13: a class, and a small number in it.
+    WAIT = "^0x[13-9a]0000[0-9a-f][0-9a-f]$"
 
     addresses = global (slots == "" ? "" : " " slots)
     gsub(/ /, "|", addresses)
@@ -112,6 +123,15 @@ NF < 3 {
         sub(/ .*/, "", t)
         base[t] = 4
     }
+    if (members && $3 ~ /^movl +\$0x[0-9a-f]+,0x[0-9a-f]+\(%r[a-z0-9]+\)$/) {
+        t = $3
+        gsub(/^movl +\$|,.*/, "", t)
+        if (t ~ WAIT) {
+            n = $1
+            gsub(/[ :]/, "", n)
+            constant[n] = number(substr($3, index($3, ",") + 1))
+        }
+    }
     if ($0 ~ reference) {
         t = $1
         gsub(/[ :]/, "", t)
@@ -148,11 +168,70 @@ END {
             a = todo_address[todo]
             follow(a, todo_state[todo--])
         }
-        if (!stored && !compared)
+        if (!members && !stored && !compared)
             loose(origin, "no store through the pointer was found behind this reference")
     }
+    field = members ? find_field() : 0
+    if (field == "none") {
+        print "field none"
+        exit
+    }
+    printf "field 0x%x\n", field
+    for (a in written)
+        note_store(a)
+    for (a in constant)
+        if (constant[a] == field && !(a in value))
+            loose(a, "a wait event is stored to the field through a pointer of unknown origin")
     for (a in value)
         print_site(a)
+}
+
+## What was stored
+
+# Where in the structure wait_event_info is: the one member that constants of the shape of wait events are
+# stored to, many of them, and no other constant but 0.
+function find_field(   a, i, n, list, part, class, count, classes, ends, others, best) {
+    best = "none"
+    for (a in written) {
+        n = split(written[a], list, " ")
+        for (i = 1; i <= n; i++) {
+            split(list[i], part, ":")
+            if (part[2] == 4 && part[3] ~ WAIT) {
+                if (!((part[1], part[3]) in count)) {
+                    count[part[1], part[3]] = 1
+                    if (++count[part[1]] > count[best])
+                        best = part[1]
+                }
+                class = substr(part[3], 1, 3)
+                if (!((part[1], class) in classes)) {
+                    classes[part[1], class] = 1
+                    classes[part[1]]++
+                }
+            } else if (part[3] == "0x0")
+                ends[part[1]] += part[2] == 4
+            else if (part[3] ~ /^0x/)
+                others[part[1]] = 1
+        }
+    }
+    return count[best] < 8 || classes[best] < 2 || ends[best] < 8 || best in others ? "none" : best
+}
+
+# Which of the stores are the field's, or loose.
+function note_store(address,   i, n, list, part, from, to) {
+    n = split(written[address], list, " ")
+    for (i = 1; i <= n; i++) {
+        split(list[i], part, ":")
+        from = part[1]
+        to = from + part[2]
+        if (from >= field + 4 || to <= field) {
+            if (!members || address in value)
+                loose(address, "a store through the pointer that is not understood: " text[address])
+        } else if (from == field && part[2] == 4 && part[3] != "?" ||
+            from <= field && to >= field + 4 && part[3] == "0x0" && (i == 1 || value[address] == "0x0"))
+            value[address] = part[3]        # a wider store of 0 is part of a process's start
+        else
+            loose(address, "a store through the pointer that is not understood: " text[address])
+    }
 }
 
 ## Jump tables
@@ -464,6 +543,20 @@ function refers(o,   a) {
     return a == "" ? "" : a == global ? "A" : (a in is_slot) ? "G" : ""
 }
 
+# Does a memory operand reach through the pointer? Then "P", "D" or "M", and "member" is how far behind
+# what the variable points to it is. A member that is no array is never reached by an index.
+function through(o,   k) {
+    if (o !~ /^(-?0x[0-9a-f]+)?\(%r[a-z0-9]+\)$/)
+        return ""
+    k = o
+    gsub(/^[^%]*|\)$/, "", k)
+    k = held(register[k])
+    if (k !~ /^[PDM]/)
+        return ""
+    member = substr(k, 2) + number(o)
+    return substr(k, 1, 1)
+}
+
 # What a move of this operand moves: "A", "P", "D" or "".
 function moved(address, o,   r) {
     r = refers(o)
@@ -473,10 +566,10 @@ function moved(address, o,   r) {
             return ""
         if (o ~ /^\$/)
             return r == "A" ? "A" : ""
-        return r == "A" ? "P" : "A"
+        return r == "A" ? "P0" : "A"
     }
     if (held(pointer(o)) == "A")
-        return "P"
+        return "P0"
     if (o in register && bits[o] != 64)
         return ""
     return held(place(o))
@@ -495,34 +588,37 @@ function step(address,   i, k, n, to, source, what, insn) {
     }
     if (mnemonic ~ /^(cmp|test)[bwlq]?$/) {
         for (i = 1; i <= 2; i++)
-            if (held(place(op[i])) != "" || held(pointer(op[i])) != "" || refers(op[i]) != "")
+            if (held(place(op[i])) != "" || held(pointer(op[i])) == "A" || through(op[i]) || refers(op[i]) != "")
                 compared = 1
         return
     }
     to = ops ? op[ops] : ""
     source = ops > 1 ? op[1] : ""
-    if (held(pointer(to)) ~ /[PD]/ && (ops > 1 || mnemonic ~ /^(inc|dec|neg|not|set|pop)/)) {
+    if (through(to) && (ops > 1 || mnemonic ~ /^(inc|dec|neg|not|set|pop|fst|fist)/)) {
         store(address, source)
         return
     }
     what = ""
     if (mnemonic ~ /^mov(q|abs)?$/) {
         what = moved(address, source)
-        if (held(pointer(source)) ~ /[PD]/)
+        if (through(source))
             compared = 1        # the value is read
         if (held(pointer(to)) == "A" || refers(to) == "A") {
             # The variable is set: what it is set from is the pointer now.
             compared = 1
             if (bits[source] == 64)
-                hold[place(source)] = "D"
-        } else if (place(to) == "" && what ~ /[AP]/)
+                hold[place(source)] = members ? "P0" : "D0"
+        } else if (place(to) == "" && what ~ (members ? "A" : "[AP]"))
             loose(address, "the pointer goes where it cannot be followed")
         if (to in register && bits[to] != 64)
             what = ""
     } else if (mnemonic ~ /^lea/ && refers(source) == "A") {
         if (address == origin)
             what = "A"
-    } else {
+    } else if (members && (what = displaced(source, to)) == "") {
+        if (mnemonic ~ /^xchg/ && (held(place(source)) != "" || held(place(to)) != ""))
+            loose(address, "a use of the pointer that is not understood: " mnemonic)
+    } else if (!members) {
         # A register that is written only is not read; nor is one that any value makes the same.
         n = (to in register) && !reads_target(source, to) ? ops - 1 : ops
         if (source == to && mnemonic ~ /^(xor|sub|sbb)/)
@@ -551,22 +647,54 @@ function step(address,   i, k, n, to, source, what, insn) {
         hold[place(to)] = what
 }
 
-# A store through the pointer.
-function store(address, source,   k) {
-    if (mnemonic == "movl" && source ~ /^\$/)
-        value[address] = "0x" substr(source, 4)
-    else if (mnemonic == "mov" && bits[source] == 32)
-        value[address] = "%" register[source]
-    else if (mnemonic == "andl" && source == "$0x0")     # gcc -Os
-        value[address] = "0x0"
-    else {
-        loose(address, "a store through the pointer that is not understood: " mnemonic)
-        return
+# What an instruction that adds a distance to the pointer leaves in its target; "M" where it may be the pointer
+# or not. Only one distance is added, so that a loop over an array in the structure comes to an end.
+function displaced(source, to,   k) {
+    if (mnemonic ~ /^lea/ && (k = through(source)) != "")
+        return number(source) == member ? k member : ""
+    if (mnemonic ~ /^cmov/) {
+        k = held(place(source))
+        if (k == "")
+            k = held(place(to))
+        return k == "" ? "" : "M" substr(k, 2)
     }
+    k = held(place(to))
+    if (k ~ /^[PM]0$/ && mnemonic ~ /^(add|sub)q?$/ && source ~ /^\$/)
+        return substr(k, 1, 1) (mnemonic ~ /^add/ ? 1 : -1) * number(source)
+    return ""
+}
+
+# A store through the pointer: notes the member's offset, the size and the value, "?" where that is none
+# that a probe could show.
+function store(address, source,   k, what) {
+    what = "?"
+    if (mnemonic ~ /^mov[bwlq]$/ && source ~ /^\$/)
+        what = "0x" substr(source, 4)
+    else if (mnemonic == "mov" && source in register)
+        what = "%" register[source]
+    else if (mnemonic ~ /^and[lq]$/ && source == "$0x0")     # gcc -Os
+        what = "0x0"
+    what = member ":" width(source) ":" (through(op[ops]) == "M" ? "?" : what)
+    if (index(written[address] " ", " " what " ") == 0)
+        written[address] = written[address] " " what
     stored = 1
-    for (k in hold)
-        if (hold[k] == "P")
-            hold[k] = "D"
+    if (!members)
+        for (k in hold)
+            if (hold[k] == "P0")
+                hold[k] = "D0"
+}
+
+# How many bytes the instruction just parsed stores to memory; 64 where that is not looked up.
+function width(source) {
+    if (source in bits)
+        return bits[source] / 8
+    if (source in register)
+        return source ~ /[lhb]$/ ? 1 : 2
+    if (source ~ /^%xmm/)
+        return mnemonic ~ /^v?mov(d|ss)$/ ? 4 : mnemonic ~ /^v?mov(q|sd|[lh]p[sd])$/ ? 8 : 16
+    if (mnemonic ~ /^set/)
+        return 1
+    return mnemonic ~ /b$/ ? 1 : mnemonic ~ /w$/ ? 2 : mnemonic ~ /l$/ ? 4 : mnemonic ~ /q$/ ? 8 : 64
 }
 
 # Without its base register nobody knows where a slot is.

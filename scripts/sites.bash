@@ -6,10 +6,6 @@
 SITES_AWK=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/sites.awk
 readonly SITES_AWK
 
-build_id_of() {
-    readelf -nW -- "$1" 2>/dev/null | awk '/Build ID:/ { id = $NF } END { print id }'
-}
-
 # pg_version_of FILE: as 15.18 or 19beta1, in the server's own words, so that nothing of it needs to be run.
 pg_version_of() {
     local version
@@ -20,7 +16,7 @@ pg_version_of() {
 # find_sites BINARY SYMBOL: prints each store through the pointer that the global SYMBOL of an
 # x86-64 executable holds, as docs/capture.md says of sites.tsv. Dies where one may be missing.
 find_sites() {
-    local binary=$1 symbol=$2 version header fixed='' loads global started sections code tables slots sites
+    local binary=$1 symbol=$2 header version major members='' fixed='' loads global started sections code tables slots sites field
 
     [[ -r $binary ]] || die "cannot read \"$binary\""
     header=$(readelf -hW -- "$binary" 2>/dev/null) || header=''
@@ -39,17 +35,23 @@ find_sites() {
     tables=$(sections_like 1 '^[.](l?rodata|data)')
     version=$(pg_version_of "$binary")
     [[ -n $version ]] || die "\"$binary\" is not a PostgreSQL server"
-    global=$(address_of "$symbol") && started=$(address_of PgStartTime) ||
-        die "\"$binary\" has no symbol $symbol or PgStartTime: it was stripped of its dynamic symbols"
+    major=${version%%[!0-9]*}
+    ((major >= 10)) || die "\"$binary\" is PostgreSQL $version: sites are found from version 10 on"
+    ((major >= 14)) || symbol=MyProc members=1
+    global=$(address_of "$symbol") || die "\"$binary\" has no symbol $symbol: it was stripped of its dynamic symbols"
+    started=$(address_of PgStartTime) || die "\"$binary\" has no symbol PgStartTime: it was stripped of its dynamic symbols"
     slots=$(got_entries "$binary" "$symbol" "$global")
 
     sites=$({
         readelf -rW -- "$binary" | awk '$3 == "R_X86_64_RELATIVE" { print "target " $4 }'
         objdump -dw -- "$binary"
     } 2>/dev/null | SITES_BINARY=$binary awk -f "$SITES_AWK" -v global="$global" -v slots="${slots//$'\n'/ }" \
-        -v fixed="$fixed" -v code="${code//$'\n'/ }" -v loads="${loads//$'\n'/ }" -v tables="${tables//$'\n'/ }" |
+        -v fixed="$fixed" -v members="$members" -v code="${code//$'\n'/ }" -v loads="${loads//$'\n'/ }" -v tables="${tables//$'\n'/ }" |
         sort -n | cut -f 2-) || die "the code of \"$binary\" could not be read by objdump and awk"
-    [[ -n $sites ]] || die "no store through $symbol was found in \"$binary\""
+    field=${sites%%$'\n'*} field=${field#field } sites=${sites#*$'\n'}
+    [[ $field != none ]] || die "where wait_event_info is in a PGPROC could not be made out from the code of \"$binary\": too few" \
+        "constants are stored to it"
+    [[ $sites != field* ]] || die "no store through $symbol was found in \"$binary\""
     if [[ $sites == loose* ]]; then
         sites=$(grep ^loose <<<"$sites" | cut -d ' ' -f 2-)
         die "$(wc -l <<<"$sites") of the uses of $symbol in \"$binary\" could not be followed, so durations would" \
@@ -57,7 +59,7 @@ find_sites() {
     fi
     printf 'store\tvalue\tplace\toffset\tbytes\tkind\tafter\n'
     printf '# %s\t%s\n' build_id "$(build_id_of "$binary")" binary "$(readlink -f -- "$binary")" \
-        symbol "$symbol" field 0x0 pointer "0x$global" pg_start_time "0x$started" pg_version "$version"
+        symbol "$symbol" field "$field" pointer "0x$global" pg_start_time "0x$started" pg_version "$version"
     printf '%s\n' "$sites"
 }
 
