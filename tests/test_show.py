@@ -211,9 +211,9 @@ def test_rows(truth: Truth) -> None:
     """CSV and Parquet hold the same intervals as perf's text does."""
     capture = open_capture(DATA / "mixed", Naming())
     csv, parquet = io.BytesIO(), io.BytesIO()
-    waits.write_csv(intervals(capture)[1], capture.events, csv)
+    waits.write_csv(intervals(capture)[1], capture.events.label, csv)
     capture = open_capture(DATA / "mixed", Naming())
-    waits.write_parquet(intervals(capture)[1], capture.events, parquet)
+    waits.write_parquet(intervals(capture)[1], capture.events.label, parquet)
     assert csv.getvalue().startswith(b"start_ns,dur_ns,pid,tid,class,name,flags\n")
     frame = pd.read_csv(io.BytesIO(csv.getvalue()), keep_default_na=False)
     pd.testing.assert_frame_equal(

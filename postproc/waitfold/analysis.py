@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from waitfold.backends import CLIENT, KINDS, UNKNOWN, Backend
 from waitfold.capture import Capture
-from waitfold.events import EXIT, Transitions, TransitionStream, transitions
+from waitfold.events import EXIT, Codes, SetRule, Transitions, TransitionStream, transitions
 from waitfold.pair import Intervals, pair
+from waitfold.probeset import ProbeSet
 from waitfold.summary import Summary, ValueStats
 from waitfold.waitevents import CLIENT_READ, WaitEvents, is_idle
 
@@ -67,7 +68,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Wait:
-    """One wait event in a group of processes.
+    """One wait event in a group of processes, or one name of another probe set.
 
     `stats` is of the complete intervals, None where there are none; `time_ns` is their total
     and what was seen of those that the window or a loss cut.
@@ -141,13 +142,7 @@ class Analysis:
 
     def waits(self, summary: Summary) -> list[Wait]:
         """Return a summary's wait events, the greatest time first."""
-        stats = {s.value: s for s in summary.values()}
-        time: dict[int, int] = {}
-        for (_, value), seen in summary.pid_values().items():
-            time[value] = time.get(value, 0) + seen.total_ns + seen.censored_ns
-        label = self.capture.events.label
-        waits = [Wait(value, *label(value), stats.get(value), ns) for value, ns in time.items()]
-        return sorted(waits, key=lambda wait: (-wait.time_ns, wait.value))
+        return _waits(summary, self.capture.events.label)
 
     def times(self) -> pd.DataFrame:
         """Return `rows` as a table; the column of `class_` is `class`, those of times are in ns."""
@@ -198,6 +193,66 @@ class Analysis:
         return total
 
 
+def _waits(summary: Summary, label: Callable[[int], tuple[str, str]]) -> list[Wait]:
+    stats = {s.value: s for s in summary.values()}
+    time: dict[int, int] = {}
+    for (_, value), seen in summary.pid_values().items():
+        time[value] = time.get(value, 0) + seen.total_ns + seen.censored_ns
+    waits = [Wait(value, *label(value), stats.get(value), ns) for value, ns in time.items()]
+    return sorted(waits, key=lambda wait: (-wait.time_ns, wait.value))
+
+
+class SetNames:
+    """What the codes of a probe set's intervals are called."""
+
+    def __init__(self, probe_set: ProbeSet, rule: SetRule, events: WaitEvents) -> None:
+        self._set = probe_set
+        self._rule = rule
+        self._events = events
+
+    def texts(self, code: int) -> tuple[str, ...]:
+        """Return the texts of the fields of the set's label, or one where there is but that."""
+        if code == 0:
+            return ("began unseen",)
+        known = self._rule.known(code)
+        if known is None:
+            return ("(others)",)
+        return self._set.texts(known, lambda value: self._events.label(value)[1])
+
+    def fields(self, code: int) -> dict[str, str]:
+        """Return the fields of the set's label and their texts, as far as there are any."""
+        texts = self.texts(code)
+        return dict(zip(self._set.label, texts, strict=True)) if code > Codes.OTHERS else {}
+
+    def label(self, code: int) -> tuple[str, str]:
+        """Return the set's name, for the class of a wait event, and the name."""
+        return self._set.name, " ".join(self.texts(code))
+
+
+@dataclass(frozen=True)
+class SetAnalysis:
+    """The intervals of a probe set other than wait events summed up.
+
+    In `summary` the places in `types`, the types of backends, stand for processes, so that its
+    size does not grow with their number.
+    """
+
+    probe_set: ProbeSet
+    names: SetNames
+    stream: TransitionStream
+    summary: Summary
+    types: list[str]
+
+    def waits(self) -> list[Wait]:
+        """Return what the intervals were of, the greatest time first."""
+        return _waits(self.summary, self.names.label)
+
+    def times(self) -> Iterator[tuple[str, tuple[str, ...], int]]:
+        """Yield type of backend, texts of the label, and time in ns."""
+        for (type_, code), seen in self.summary.pid_values().items():
+            yield self.types[type_], self.names.texts(code), seen.total_ns + seen.censored_ns
+
+
 class Lives:
     """When processes were born and died, as often as their pids were given out.
 
@@ -243,6 +298,38 @@ def intervals(
     merged = capture.events.merged
     paired = pair(stream, capture.start_ns, capture.end_ns, capture.seen.waits)
     return stream, (replace(batch, value=merged(batch.value)) for batch in paired)
+
+
+def set_intervals(
+    capture: Capture, name: str, progress: Progress | None = None
+) -> tuple[TransitionStream, Iterator[Intervals], SetNames]:
+    """Return the same of one of the capture's other probe sets, and what its values are called."""
+    rule = capture.set_rule(name)
+    stream = transitions(capture.files, rule, progress)
+    paired = pair(stream, capture.start_ns, capture.end_ns, None, rule)
+    return stream, paired, SetNames(capture.sets[name], rule, capture.events)
+
+
+def analyse_set(
+    capture: Capture,
+    name: str,
+    progress: Progress | None = None,
+    backends: Mapping[int, Backend] | None = None,
+) -> SetAnalysis:
+    """Read a capture through and sum up one of its other probe sets.
+
+    `backends` says who the processes were; without it, what was seen of them does.
+    """
+    backends = capture.seen.backends if backends is None else backends
+    stream, batches, names = set_intervals(capture, name, progress)
+    summary = Summary()
+    places: dict[str, int] = {}
+    for batch in batches:
+        pids, rows = np.unique(batch.pid, return_inverse=True)
+        types = [backends[pid].type if pid in backends else UNKNOWN for pid in pids.tolist()]
+        place = np.array([places.setdefault(t, len(places)) for t in types], np.int32)
+        summary.add(replace(batch, pid=place[rows]))
+    return SetAnalysis(capture.sets[name], names, stream, summary, list(places))
 
 
 def analyse(capture: Capture, progress: Progress | None = None) -> Analysis:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from waitfold import __version__
-from waitfold.analysis import Progress, analyse, intervals
-from waitfold.capture import Capture, Naming, open_capture
+from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
+from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
 from waitfold.show import fold, text
@@ -47,11 +47,15 @@ examples:
   waitfold waits waits-db1 -o waits.parquet
       for pandas, DuckDB, Spark
   waitfold waits waits-db1 -o - | awk -F, '$5 == "Lock" && $2 > 1e9'
-      lock waits of more than a second""",
+      lock waits of more than a second
+  waitfold waits waits-db1 --set query -o queries.parquet
+      of a capture made by: waitfold record --with query ...""",
     "fold": """\
 examples:
   waitfold fold waits-db1 | sort -t' ' -k2 -n
-  waitfold fold waits-db1 | flamegraph.pl --countname ns > waits.svg""",
+  waitfold fold waits-db1 | flamegraph.pl --countname ns > waits.svg
+  waitfold fold waits-db1 --set lwlock-wait
+      of a capture made by: waitfold record --with lwlock-wait ...""",
     "flamegraph": """\
 examples:
   waitfold flamegraph waits-db1 -o waits.svg
@@ -162,6 +166,13 @@ def _parser() -> argparse.ArgumentParser:
     graph.add_argument("--title", help="default: version and name of the capture")
     for verb in (stacks, graph):
         verb.add_argument("--idle", action="store_true", help="idle waits too")
+    for verb in (rows, stacks, graph):
+        verb.add_argument(
+            "--set",
+            metavar="NAME",
+            default=WAIT_EVENT,
+            help="of this probe set, which was recorded with --with, instead of wait events",
+        )
     return parser
 
 
@@ -214,11 +225,13 @@ def _open(options: argparse.Namespace) -> Capture:
 def _report(options: argparse.Namespace) -> None:
     if options.json and (options.by or options.histogram):
         raise Misuse("--json goes without --by and --histogram: it always holds the same")
-    analysis = analyse(_open(options), _progress())
+    capture = _open(options)
+    analysis = analyse(capture, _progress())
+    sets = [analyse_set(capture, name, _progress(), analysis.backends) for name in capture.sets]
     if options.json:
-        sys.stdout.write(text.report_json(analysis))
+        sys.stdout.write(text.report_json(analysis, sets))
     else:
-        _say(text.report_text(analysis, options.by == "backend", options.histogram))
+        _say(text.report_text(analysis, options.by == "backend", options.histogram, sets))
 
 
 def _waits(options: argparse.Namespace) -> None:
@@ -226,37 +239,56 @@ def _waits(options: argparse.Namespace) -> None:
     from waitfold.show import waits
 
     to_stdout = options.o == "-"
-    writer = waits.write_parquet if options.o.endswith(".parquet") else waits.write_csv
     if not to_stdout and not options.o.endswith((".csv", ".parquet")):
         raise Misuse(f"-o {options.o}: the name must end in .csv or .parquet, or be -")
     capture = _open(options)
-    stream, batches = intervals(capture, _progress())
+    label: waits.Label
+    if options.set == WAIT_EVENT:
+        stream, batches = intervals(capture, _progress())
+        label = capture.events.label
+    else:
+        stream, batches, names = set_intervals(capture, options.set, _progress())
+        label = names.label
+
+    def write(file: IO[bytes]) -> None:
+        if options.o.endswith(".parquet"):
+            waits.write_parquet(batches, label, file)
+        else:
+            waits.write_csv(batches, label, file, quoted=options.set != WAIT_EVENT)
+
     if to_stdout:
-        writer(batches, capture.events, sys.stdout.buffer)
+        write(sys.stdout.buffer)
     else:
         with _replacing(Path(options.o)) as file:
-            writer(batches, capture.events, file)
+            write(file)
     _warn(capture, stream)
 
 
 def _fold(options: argparse.Namespace) -> None:
-    sys.stdout.write(_stacks(_open(options), options.idle))
+    sys.stdout.write(_stacks(_open(options), options))
 
 
 def _flamegraph(options: argparse.Namespace) -> None:
     capture = _open(options)
     title = options.title
     if title is None:
-        title = f"Waits of PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
-    svg = fold.flamegraph(_stacks(capture, options.idle), title)
+        what = "Waits" if options.set == WAIT_EVENT else options.set
+        title = f"{what} of PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
+    svg = fold.flamegraph(_stacks(capture, options), title)
     with _replacing(Path(options.o)) as file:
         file.write(svg)
 
 
-def _stacks(capture: Capture, with_idle: bool) -> str:
-    analysis = analyse(capture, _progress())
-    _warn(capture, analysis.stream)
-    return fold.folded(analysis, with_idle)
+def _stacks(capture: Capture, options: argparse.Namespace) -> str:
+    if options.set == WAIT_EVENT:
+        analysis = analyse(capture, _progress())
+        _warn(capture, analysis.stream)
+        return fold.folded(analysis, options.idle)
+    if options.idle:
+        raise Misuse("--idle goes without --set: only wait events are idle")
+    one = analyse_set(capture, options.set, _progress())
+    _warn(capture, one.stream)
+    return fold.folded_set(one)
 
 
 def _warn(capture: Capture, stream: TransitionStream) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import html
 import shutil
 import subprocess
+import textwrap
+from collections import Counter
 from pathlib import Path
 
-from waitfold.analysis import Analysis
+from waitfold.analysis import Analysis, SetAnalysis
 from waitfold.errors import WaitfoldError
 
 # Where Debian's libdevel-nytprof-perl keeps FlameGraph's script.
@@ -25,6 +27,19 @@ def folded(analysis: Analysis, with_idle: bool) -> str:
     stacks = times["type"] + ";" + times["class"] + ";" + times["name"]
     sums = times["time_ns"].groupby(stacks).sum()
     return "".join(f"{stack} {ns}\n" for stack, ns in sums.items() if ns > 0)
+
+
+def folded_set(one: SetAnalysis) -> str:
+    """Return the same of a probe set, `backend type;set;field;... N`."""
+    sums: Counter[str] = Counter()
+    for type_, texts, ns in one.times():
+        sums[";".join([type_, one.probe_set.name, *map(_frame, texts)])] += ns
+    return "".join(f"{stack} {ns}\n" for stack, ns in sorted(sums.items()) if ns > 0)
+
+
+def _frame(text: str) -> str:
+    """Return a text as a frame: one line, no semicolon, and not too long to be shown."""
+    return textwrap.shorten(text[:400].replace(";", ","), 100, placeholder="...") or "-"
 
 
 def flamegraph(stacks: str, title: str) -> bytes:

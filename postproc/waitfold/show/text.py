@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from waitfold.analysis import Analysis, Process, Wait
+from waitfold.analysis import Analysis, Process, SetAnalysis, Wait
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
 
 FORMAT = 1
@@ -16,10 +17,11 @@ FORMAT = 1
 
 WIDTH = 80
 _BAR = 40
+_SET_ROWS = 20
 
 
-def report_json(analysis: Analysis) -> str:
-    """Return the report as JSON; times are integers in ns.
+def report_json(analysis: Analysis, sets: Sequence[SetAnalysis] = ()) -> str:
+    """Return the report as JSON, with those of the capture's other probe sets; times are in ns.
 
     `intervals` and, of each wait, all but `cut_ns` are of the complete intervals. `cut_ns` is
     what was seen of those that the window or a loss cut; `db_time_ns` counts them in.
@@ -40,7 +42,8 @@ def report_json(analysis: Analysis) -> str:
             {"pid": p.pid, "type": p.type, "count": p.count, "total_ns": p.total_ns}
             for p in analysis.processes()
         ],
-        "warnings": analysis.warnings,
+        "sets": {one.probe_set.name: _set_json(one) for one in sets},
+        "warnings": _warnings(analysis, sets),
     }
     return json.dumps(report, indent=1) + "\n"
 
@@ -50,10 +53,25 @@ def _complete_ns(wait: Wait) -> int:
 
 
 def _wait_json(wait: Wait) -> dict[str, Any]:
+    return {"class": wait.class_, "name": wait.name, **_stats_json(wait)}
+
+
+def _set_json(one: SetAnalysis) -> dict[str, Any]:
+    waits = sorted(one.waits(), key=_complete_ns, reverse=True)
+    return {
+        "transitions": one.stream.transitions,
+        "intervals": one.summary.intervals,
+        "censored": one.summary.censored,
+        "rows": [
+            {"name": wait.name, "fields": one.names.fields(wait.value), **_stats_json(wait)}
+            for wait in waits
+        ],
+    }
+
+
+def _stats_json(wait: Wait) -> dict[str, int]:
     stats = wait.stats
     return {
-        "class": wait.class_,
-        "name": wait.name,
         "count": stats.count if stats else 0,
         "total_ns": stats.total_ns if stats else 0,
         "mean_ns": round(stats.mean_ns) if stats else 0,
@@ -65,17 +83,31 @@ def _wait_json(wait: Wait) -> dict[str, Any]:
     }
 
 
-def report_text(analysis: Analysis, by_backend: bool, histogram: bool) -> str:
+def report_text(
+    analysis: Analysis,
+    by_backend: bool,
+    histogram: bool,
+    sets: Sequence[SetAnalysis] = (),
+) -> str:
     """Return the report as text: head, tables, and histograms if asked for."""
-    lines = _head(analysis)
+    lines = _head(analysis, _warnings(analysis, sets))
     lines += _process_table(analysis.processes()) if by_backend else _wait_tables(analysis)
+    for one in sets:
+        lines += _set_table(one)
+    lines += ["", *_wrapped("", _method(analysis, sets))]
     if histogram:
         for wait in analysis.waits(analysis.everything()):
             lines += _histogram(wait)
     return "\n".join(lines) + "\n"
 
 
-def _head(analysis: Analysis) -> list[str]:
+def _warnings(analysis: Analysis, sets: Sequence[SetAnalysis]) -> list[str]:
+    # Each set is read by itself, and most of what there is to say is the same for all.
+    found = [*analysis.warnings, *chain.from_iterable(one.stream.warnings for one in sets)]
+    return list(dict.fromkeys(found))
+
+
+def _head(analysis: Analysis, warnings: list[str]) -> list[str]:
     capture, stream = analysis.capture, analysis.stream
     manifest = capture.manifest
     server = f"PostgreSQL {capture.pg_version}, mode {capture.mode}"
@@ -111,7 +143,7 @@ def _head(analysis: Analysis) -> list[str]:
         "DB time": f"{seconds(db_time)}, {sessions:.2f} average active sessions",
     }
     lines = [f"waitfold report of {capture.path}", ""]
-    for key, text in [*head.items(), *(("WARNING", text) for text in analysis.warnings)]:
+    for key, text in [*head.items(), *(("WARNING", text) for text in warnings)]:
         lines += _wrapped(f"{key:<13}", text)
     return lines
 
@@ -132,8 +164,6 @@ def _wait_tables(analysis: Analysis) -> list[str]:
             "Nothing tells who they were: no title was read of them, mostly because they lived "
             "too briefly, as parallel workers do.",
         ),
-        "",
-        *_wrapped("", _method(analysis)),
     ]
 
 
@@ -151,8 +181,34 @@ def _db_time_table(waits: list[Wait], db_time: int) -> list[str]:
     ]
 
 
-def _method(analysis: Analysis) -> str:
-    exact = all(part.exact_percentiles for part in analysis.parts.values())
+def _set_table(one: SetAnalysis) -> list[str]:
+    waits = one.waits()
+    more = waits[_SET_ROWS:]
+    cut = one.summary.censored
+    note = (
+        f"{one.summary.intervals} complete; cut by the window's start {cut['start']}, its end "
+        f"{cut['end']}, losses {cut['lost']}."
+    )
+    if more:
+        total = human(sum(wait.time_ns for wait in more))
+        note = f"{len(more)} more, {total} together (--json has all). {note}"
+    return [
+        "",
+        *_wrapped("", f"{one.probe_set.name}: {one.probe_set.about}"),
+        _columns(name="name"),
+        *chain.from_iterable(_row(wait, name=_line(wait.name)) for wait in waits[:_SET_ROWS]),
+        *_wrapped("", note),
+    ]
+
+
+def _line(text: str) -> str:
+    """Return a text of any length and shape as one line."""
+    return textwrap.shorten(text[: 4 * WIDTH], WIDTH - 1, placeholder="...")
+
+
+def _method(analysis: Analysis, sets: Sequence[SetAnalysis]) -> str:
+    summaries = [*analysis.parts.values(), *(one.summary for one in sets)]
+    exact = all(summary.exact_percentiles for summary in summaries)
     percentiles = "exact" if exact else "off by up to 0.4 %, as there are too many waits to keep"
     return (
         "total and % DB include what was seen of cut intervals, the other columns do not. "
@@ -174,14 +230,14 @@ def _table(title: str, waits: list[Wait], note: str = "") -> list[str]:
     return ["", title, _columns(), *rows, *_wrapped("", note)]
 
 
-def _columns(share: str = "") -> str:
-    names = "".join(f"{name:>7}" for name in ("total", "mean", "p50", "p95", "p99", "max"))
+def _columns(share: str = "", name: str = "wait event") -> str:
+    names = "".join(f"{time:>7}" for time in ("total", "mean", "p50", "p95", "p99", "max"))
     width = _NAME if share else _NAME + 5
-    return f"{'wait event':<{width}}{'count':>8}{names}{share:>5}".rstrip()
+    return f"{name:<{width}}{'count':>8}{names}{share:>5}".rstrip()
 
 
-def _row(wait: Wait, db_time: int | None = None) -> list[str]:
-    name = f"{wait.class_}:{wait.name}"
+def _row(wait: Wait, db_time: int | None = None, name: str = "") -> list[str]:
+    name = name or f"{wait.class_}:{wait.name}"
     width = _NAME + 5 if db_time is None else _NAME
     share = "" if db_time is None else _share(wait.time_ns, db_time)
     s = wait.stats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 import numpy as np
@@ -11,7 +11,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from waitfold.pair import END, LOST, START, Intervals
-from waitfold.waitevents import WaitEvents
+
+Label = Callable[[int], tuple[str, str]]
+"""Class and name of a value."""
 
 SCHEMA = pa.schema(
     {
@@ -34,28 +36,35 @@ _FLAGS = pa.array(
 )
 
 
-def write_csv(batches: Iterator[Intervals], events: WaitEvents, file: IO[bytes]) -> None:
-    """Write the intervals as CSV, piece by piece, each piece in order of start."""
+def write_csv(
+    batches: Iterator[Intervals], label: Label, file: IO[bytes], quoted: bool = False
+) -> None:
+    """Write the intervals as CSV, piece by piece, each piece in order of start.
+
+    Names of wait events need no quotes, those of other sets may hold anything: `quoted`.
+    """
     # Arrow quotes a header's names always.
     file.write(",".join(SCHEMA.names).encode() + b"\n")
-    options = pa.csv.WriteOptions(include_header=False, quoting_style="none", batch_size=1 << 16)
+    options = pa.csv.WriteOptions(
+        include_header=False, quoting_style="needed" if quoted else "none", batch_size=1 << 16
+    )
     with pa.csv.CSVWriter(file, SCHEMA, write_options=options) as writer:
         for batch in batches:
-            writer.write_table(_table(batch, events))
+            writer.write_table(_table(batch, label))
 
 
-def write_parquet(batches: Iterator[Intervals], events: WaitEvents, file: IO[bytes]) -> None:
+def write_parquet(batches: Iterator[Intervals], label: Label, file: IO[bytes]) -> None:
     """Write the intervals as Parquet, piece by piece, each piece in order of start."""
     with pa.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
         for batch in batches:
             if len(batch.start_ns):
-                writer.write_table(_table(batch, events))
+                writer.write_table(_table(batch, label))
 
 
-def _table(batch: Intervals, events: WaitEvents) -> pa.Table:
+def _table(batch: Intervals, label: Label) -> pa.Table:
     batch = batch.take(np.argsort(batch.start_ns, kind="stable"))
     values, codes = np.unique(batch.value, return_inverse=True)
-    labels = [events.label(value) for value in values.tolist()]
+    labels = [label(value) for value in values.tolist()]
     codes = pa.array(codes)
     return pa.table(
         [
