@@ -16,9 +16,9 @@ engine_period=0.05
 readonly BUFFER_KB=512
 
 told='' no_storage=0 perfs=0 attaching=0 attached=0 looks=0 suspended_ns=0 family='' refusal='' clock_offset_ns=''
-# By pid: when born, how often it was looked at in vain. By number of the perf: whom it watches, where, when it was attached.
+# By pid: when born, how often it was looked at in vain. By number of the perf: whom it watches, since when, where.
 declare -A born=() unready=()
-perf_pids=() pid_of=() address_of=() attached_ns=() watch_options=() hide_kallsyms=()
+perf_pids=() pid_of=() born_ns=() address_of=() attached_ns=() watch_options=() hide_kallsyms=()
 
 engine_start() {
     local started=$SECONDS
@@ -37,7 +37,7 @@ engine_start() {
     while ((attaching)); do
         interrupted
         ((SECONDS - started < 60)) || die "perf did not attach within a minute"
-        hear 0.1
+        hear 100
     done
     ((attached)) || die "no process could be attached to: ${refusal:-none has a wait_event_info}"
 }
@@ -47,7 +47,7 @@ engine_running() { [[ -z $pids ]] || ((attaching + attached)); }
 # Where no process came or went there is nothing to do.
 engine_tick() {
     local now=$pids
-    hear 0.001
+    hear 0
     [[ -n $now ]] || { children "$POSTMASTER" && now=$REPLY; }
     looks=$((looks + 1))
     [[ $now == "$family" ]] || look_for_new "${now//,/ }"
@@ -73,8 +73,8 @@ engine_stop() {
         while kill -0 "$pid" 2>/dev/null; do wait "$pid" || true; done
     done
     [[ -n $told ]] || return 0
-    hear 0.001
-    for pid in "${!unready[@]}"; do never "$pid" "no wait_event_info in shared memory"; done
+    hear 0
+    for pid in "${!unready[@]}"; do never "$pid" "${born[$pid]}" "no wait_event_info in shared memory"; done
     unready=()
 }
 
@@ -120,7 +120,7 @@ set_watch_options() {
 # watch PID ADDRESS: starts a perf for a backend. We hear of it, and of its end, on the pipe `told`.
 watch() {
     local number=$((++perfs))
-    pid_of[number]=$1 address_of[number]=$2
+    pid_of[number]=$1 born_ns[number]=${born[$1]} address_of[number]=$2
     # Job control gives it a process group of its own: Ctrl-C is for us. perf starts its workload when it
     # records, and ends with it, or with the backend.
     set -m
@@ -192,7 +192,7 @@ look_for_new() {
     done
     for pid in "${!born[@]}"; do
         [[ -z ${here[$pid]-} ]] || continue
-        [[ -z ${unready[$pid]-} ]] || never "$pid" "it ended before it could be attached to"
+        [[ -z ${unready[$pid]-} ]] || never "$pid" "${born[$pid]}" "it ended before it could be attached to"
         unset "born[$pid]" "unready[$pid]"
     done
 }
@@ -214,37 +214,49 @@ attach_ready() {
         unset "unready[${candidates[i]}]"
         watch "${candidates[i]}" $((pointers[i] + WAIT_FIELD))
     done
-    ((attaching == 0)) || hear 0.05
+    ((attaching == 0)) || hear 50
 }
 
 # look PID ADDRESS BYTES: writes out what a process has there, zeros where it cannot be read.
 look() { dd if="/proc/$1/mem" bs=1 skip="$2" count="$3" status=none 2>/dev/null || head -c "$3" /dev/zero; }
 
-# hear SECONDS: takes down what perfs tell; waits so long for the first word, and for each next one while some attach.
+# hear MS: takes down what perfs have told; waits so long for each next word while some attach.
 hear() {
-    local patience=$1 number word i waits fresh=()
-    while read -r -t "$patience" -u "$told" number word; do
+    local waited=0 number word i waits fresh=() gone=()
+    while :; do
+        # A line is there as a whole or not at all; a read that waits for one might time out in the middle of it.
+        if ! read -t 0 -u "$told"; then
+            ((attaching && waited < $1)) || break
+            pause 0.005
+            waited=$((waited + 5))
+            continue
+        fi
+        waited=0
+        read -r -u "$told" number word
         if [[ $word == attached ]]; then
             monotonic_ns
             attached_ns[number]=$REPLY
             attaching=$((attaching - 1)) attached=$((attached + 1))
             fresh+=("$number")
         else
-            ended "$number"
+            [[ -n ${attached_ns[number]-} ]] || attaching=$((attaching - 1))
+            gone+=("$number")
         fi
-        ((attaching)) || patience=0.001
     done
-    ((${#fresh[@]})) || return 0
-    # What each waits for. It is recorded from attached_ns on, so this is its state then, unless it changes until read_ns.
-    mapfile -t waits < <(for number in "${fresh[@]}"; do
-        look "${pid_of[number]}" "${address_of[number]}" 4
-    done | od -An -v -t x4 -w4)
-    monotonic_ns
-    for i in "${!fresh[@]}"; do
-        number=${fresh[i]}
-        printf '%s\t%s\t%s\t%s\t0x%s\t%s\t-\n' "${pid_of[number]}" "${born[${pid_of[number]}]:--}" \
-            "${attached_ns[number]}" "$REPLY" "${waits[i]# }" "perf.data.$number"
-    done >>"$capture/attached.tsv"
+    if ((${#fresh[@]})); then
+        # What each waits for. It is recorded from attached_ns on, so this is its state then, unless it changes
+        # until read_ns.
+        mapfile -t waits < <(for number in "${fresh[@]}"; do
+            look "${pid_of[number]}" "${address_of[number]}" 4
+        done | od -An -v -t x4 -w4)
+        monotonic_ns
+        for i in "${!fresh[@]}"; do
+            number=${fresh[i]}
+            printf '%s\t%s\t%s\t%s\t0x%s\t%s\t-\n' "${pid_of[number]}" "${born_ns[number]}" \
+                "${attached_ns[number]}" "$REPLY" "${waits[i]# }" "perf.data.$number"
+        done >>"$capture/attached.tsv"
+    fi
+    for number in ${gone[@]+"${gone[@]}"}; do ended "$number"; done
 }
 
 # ended NUMBER: a perf has ended: with its backend, or because it could not attach.
@@ -253,18 +265,17 @@ ended() {
         attached=$((attached - 1))
         rm -- "$capture/perf.log.$1"
     else
-        attaching=$((attaching - 1))
         why_not "$1"
         refusal="process ${pid_of[$1]}: $REPLY"
-        never "${pid_of[$1]}" "$REPLY"
+        never "${pid_of[$1]}" "${born_ns[$1]}" "$REPLY"
         cat "$capture/perf.log.$1" >>"$capture/perf.log"
         rm -f -- "$capture/perf.log.$1" "$capture/perf.data.$1"
     fi
-    unset "perf_pids[$1]" "pid_of[$1]" "address_of[$1]" "attached_ns[$1]"
+    unset "perf_pids[$1]" "pid_of[$1]" "born_ns[$1]" "address_of[$1]" "attached_ns[$1]"
 }
 
-# never PID WHY: a process that is not recorded.
-never() { printf '%s\t%s\t-\t-\t-\t-\t%s\n' "$1" "${born[$1]:--}" "$2" >>"$capture/attached.tsv"; }
+# never PID BORN WHY: a process that is not recorded.
+never() { printf '%s\t%s\t-\t-\t-\t-\t%s\n' "$@" >>"$capture/attached.tsv"; }
 
 ## Time
 
