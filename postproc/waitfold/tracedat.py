@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from .perfdata import Field, format_fields
 MAGIC = b"\x17\x08\x44tracing"
 
 # Option ids, trace-cmd-private.h; only those used.
-_CPUSTAT, _TRACECLOCK = 2, 4
+_CPUSTAT, _BUFFER, _TRACECLOCK = 2, 3, 4
 _CLOCKS = {"mono": "CLOCK_MONOTONIC", "mono_raw": "CLOCK_MONOTONIC_RAW", "boot": "CLOCK_BOOTTIME"}
 
 _PADDING, _TIME_EXTEND, _TIME_STAMP = 29, 30, 31  # types of records that are no events
@@ -110,24 +110,22 @@ class TraceDat:
                 f"{self.path} was not finished: its recorder was killed, or the disk was full. "
                 "All that was recorded till then is read."
             )
-        lost: dict[int, int] = {}
-        table: list[tuple[int, int]] = []
-        if head.left or not parts:
-            lost, table = self._table(head)
-        for cpu in sorted({*range(len(table)), *parts}):
-            if cpu in parts:
-                path, offset, size = parts[cpu], 0, parts[cpu].stat().st_size
-            else:
-                path, (offset, size) = self.path, table[cpu]
-                if offset + size > head.size:
-                    self.cut = (
-                        f"{self.path} was cut short: CPU {cpu} should have {size} bytes at byte "
-                        f"{offset}, but the file has {head.size}. What is there is read."
-                    )
-                    size = max(head.size - offset, 0)
-            # Only the last page of a recorder that was killed can be incomplete.
-            whole = size // self.page_size * self.page_size
-            self.cpus.append(Pages(cpu, path, offset, whole, lost.get(cpu, 0)))
+        table = self._table(head) if head.left or not parts else []
+        for pages in table:
+            if pages.cpu in parts:
+                continue
+            if pages.offset + pages.size > head.size:
+                self.cut = (
+                    f"{self.path} was cut short: CPU {pages.cpu} should have {pages.size} bytes at "
+                    f"byte {pages.offset}, but the file has {head.size}. What is there is read."
+                )
+            self._add(replace(pages, size=max(min(pages.size, head.size - pages.offset), 0)))
+        for cpu, path in sorted(parts.items()):
+            self._add(Pages(cpu, path, 0, path.stat().st_size, 0))
+
+    def _add(self, pages: Pages) -> None:
+        """Take the pages that are whole: the last one of a recorder that was killed may not be."""
+        self.cpus.append(replace(pages, size=pages.size // self.page_size * self.page_size))
 
     def _since(self) -> int:
         """Return from when on all CPUs are known, as far as they have lost what was before."""
@@ -197,33 +195,47 @@ class TraceDat:
                     event = TraceEvent(f"{system}:{name[1]}", int(number[1]), format_fields(text))
                     self.events.append(event)
 
-    def _table(self, head: _Head) -> tuple[dict[int, int], list[tuple[int, int]]]:
-        """Return by CPU what was lost, and where its pages are."""
-        lost: dict[int, int] = {}
+    def _table(self, head: _Head) -> list[Pages]:
+        """Return where the pages of all CPUs are, and what they lost."""
+        lost: dict[tuple[str, int], int] = {}
+        buffers = [("", 0)]  # name and place of the tables; the first one follows the options
         head.skip(head.number(8))  # names of processes
         cpus = head.number(4)
         if cpus > _CPUS_MAX:
             raise head.damaged(f"a number of {cpus} CPUs")
+        of = ""
         kind = head.bytes(10)
         if kind == b"options  \0":
             while option := head.number(2):
                 size = head.number(4)
                 if option == _CPUSTAT:
                     text = head.text(size)
-                    cpu = re.search(r"^CPU: (\d{1,5})$", text, re.MULTILINE)
-                    if cpu:
+                    if match := re.search(r"^Buffer: (.*)$", text, re.MULTILINE):
+                        of = match[1]
+                    elif match := re.search(r"^CPU: (\d{1,5})$", text, re.MULTILINE):
                         numbers = re.findall(r"overrun: (\d{1,18})$", text, re.MULTILINE)
-                        lost[int(cpu[1])] = sum(map(int, numbers))
+                        lost[of, int(match[1])] = sum(map(int, numbers))
+                elif option == _BUFFER and size >= 8:
+                    place = head.number(8)
+                    buffers.append((head.text(size - 8).rstrip("\0"), place))
                 elif option == _TRACECLOCK:
-                    clock = re.search(r"\[(\w+)\]", head.text(size))
-                    name = clock[1] if clock else "local"
-                    self.info["clockid"] = _CLOCKS.get(name, f"clock {name}")
+                    match = re.search(r"\[(\w+)\]", head.text(size))
+                    clock = match[1] if match else "local"
+                    self.info["clockid"] = _CLOCKS.get(clock, f"clock {clock}")
                 else:
                     head.skip(size)
             kind = head.bytes(10)
-        if kind != b"flyrecord\0":
-            raise head.damaged("the table of the CPUs should stand")
-        return lost, [(head.number(8), head.number(8)) for _ in range(cpus)]
+        found = []
+        for name, place in buffers:
+            if place:
+                head.go(place)
+                kind = head.bytes(10)
+            if kind != b"flyrecord\0":
+                raise head.damaged("the table of the CPUs should stand")
+            for cpu in range(cpus):
+                at, size = head.number(8), head.number(8)
+                found.append(Pages(cpu, self.path, at, size, lost.get((name, cpu), 0)))
+        return found
 
     def sources(self, rule: Rule, stream: TransitionStream) -> Sequence[Source]:
         """Return a source for each CPU.
@@ -260,6 +272,10 @@ class _Head:
                 f"{self.size}. It is damaged or was cut short."
             )
         self._at += size
+
+    def go(self, place: int) -> None:
+        self._at = 0
+        self.skip(place)
 
     def bytes(self, size: int) -> bytes:
         self.skip(size)
