@@ -686,10 +686,8 @@ function store(address, source,   k, what) {
 
 # How many bytes the instruction just parsed stores to memory; 64 where that is not looked up.
 function width(source) {
-    if (source in bits)
-        return bits[source] / 8
     if (source in register)
-        return source ~ /[lhb]$/ ? 1 : 2
+        return bits[source] ? bits[source] / 8 : source ~ /[lhb]$/ ? 1 : 2
     if (source ~ /^%xmm/)
         return mnemonic ~ /^v?mov(d|ss)$/ ? 4 : mnemonic ~ /^v?mov(q|sd|[lh]p[sd])$/ ? 8 : 16
     if (mnemonic ~ /^set/)
