@@ -8,10 +8,10 @@ PYTHON ?= python3
 SCRIPTS := waitfold-record waitfold-probes waitfold-doctor
 BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
 
-.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed kill fuzz matrix
+.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed kill fuzz matrix usdt-postgres
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: deps ## a throw-away server under load, recorded, reported and drawn
 	samples/demo.sh
@@ -78,3 +78,6 @@ fuzz: deps ## 10,000 mutated perf.data files
 
 matrix: deps ## every mode and engine on every server: WAITFOLD_SERVERS=folder with one sub-folder a version, WAITFOLD_USDT=prefix of a patched one
 	WAITFOLD_TABLE=docs/matrix.md .venv/bin/pytest -q tests/matrix
+
+usdt-postgres: deps ## a PostgreSQL with wait__event probes in build/usdt-postgres; NOP5=1: with 5-byte nops in build/usdt-postgres-nop5
+	tests/usdt_postgres.sh

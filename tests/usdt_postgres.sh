@@ -71,6 +71,8 @@ fi
 
 say "building in $source (log: build.log)"
 cd "$source"
+# PostgreSQL's make leaves out generated headers where it believes itself called by a make that has made them.
+unset MAKELEVEL MAKEFLAGS MFLAGS
 # What fails in a list before || does not end the script: hence the chain.
 {
     ./configure --prefix="$prefix" --enable-dtrace CFLAGS="$cflags" --with-openssl --with-libxml --with-libxslt \
