@@ -519,9 +519,9 @@ function place(o) {
     return ""
 }
 
-# The register R of an operand (R) or 0x0(R), "" for any other operand.
-function pointer(o) {
-    if (o !~ /^(0x0)?\(%r[a-z0-9]+\)$/)
+# The register R of an operand (R) or 0x0(R), or of any N(R) if that is asked for; "" for any other operand.
+function pointer(o, any) {
+    if (o !~ (any ? "^(-?0x[0-9a-f]+)?\\(%r[a-z0-9]+\\)$" : "^(0x0)?\\(%r[a-z0-9]+\\)$"))
         return ""
     gsub(/^[^%]*|\)$/, "", o)
     return register[o]
@@ -546,11 +546,7 @@ function refers(o,   a) {
 # Does a memory operand reach through the pointer? Then "P", "D" or "M", and "member" is how far behind
 # what the variable points to it is. A member that is no array is never reached by an index.
 function through(o,   k) {
-    if (o !~ /^(-?0x[0-9a-f]+)?\(%r[a-z0-9]+\)$/)
-        return ""
-    k = o
-    gsub(/^[^%]*|\)$/, "", k)
-    k = held(register[k])
+    k = held(pointer(o, 1))
     if (k !~ /^[PDM]/)
         return ""
     member = substr(k, 2) + number(o)
@@ -615,7 +611,7 @@ function step(address,   i, k, n, to, source, what, insn) {
     } else if (mnemonic ~ /^lea/ && refers(source) == "A") {
         if (address == origin)
             what = "A"
-    } else if (members && (what = displaced(source, to)) == "") {
+    } else if (members && (what = displaced(address, source, to)) == "") {
         if (mnemonic ~ /^xchg/ && (held(place(source)) != "" || held(place(to)) != ""))
             loose(address, "a use of the pointer that is not understood: " mnemonic)
     } else if (!members) {
@@ -647,21 +643,29 @@ function step(address,   i, k, n, to, source, what, insn) {
         hold[place(to)] = what
 }
 
-# What an instruction that adds a distance to the pointer leaves in its target; "M" where it may be the pointer
-# or not. Only one distance is added, so that a loop over an array in the structure comes to an end.
-function displaced(source, to,   k) {
-    if (mnemonic ~ /^lea/ && (k = through(source)) != "")
-        return number(source) == member ? k member : ""
+# What an instruction that adds a distance to the pointer leaves in its target ("M": this may be the pointer or
+# not); "" for other instructions. gcc -Os goes along a structure so. In a loop over an array that would never end,
+# so each instruction adds to three different distances at most.
+function displaced(address, source, to,   k, sum) {
     if (mnemonic ~ /^cmov/) {
         k = held(place(source))
         if (k == "")
             k = held(place(to))
         return k == "" ? "" : "M" substr(k, 2)
     }
-    k = held(place(to))
-    if (k ~ /^[PM]0$/ && mnemonic ~ /^(add|sub)q?$/ && source ~ /^\$/)
-        return substr(k, 1, 1) (mnemonic ~ /^add/ ? 1 : -1) * number(source)
-    return ""
+    if (mnemonic ~ /^lea/ && through(source)) {
+        k = held(pointer(source, 1))
+        sum = member
+    } else if (mnemonic ~ /^(add|sub)q?$/ && source ~ /^\$/ && held(place(to)) ~ /^[PM]/) {
+        k = held(place(to))
+        sum = substr(k, 2) + (mnemonic ~ /^add/ ? 1 : -1) * number(source)
+    } else
+        return ""
+    if (!((origin, address, k) in displacing)) {
+        displacing[origin, address, k] = 1
+        displacing[origin, address]++
+    }
+    return displacing[origin, address] > 3 ? "" : substr(k, 1, 1) sum
 }
 
 # A store through the pointer: notes the member's offset, the size and the value, "?" where that is none

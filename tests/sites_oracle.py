@@ -87,17 +87,17 @@ class Elf:
         at = self.offset(address)
         return self.data[at : at + size]
 
-    def symbol(self, name: str) -> int:
-        """Return the address of a data symbol."""
+    def symbol(self, name: str, kind: int = 1) -> int:
+        """Return the address of a symbol of a kind: 1 for data, 2 for a function; 0 if there is none."""
         for table in self.sections:
             if table.kind not in (2, 11):
                 continue
             strings = self.sections[table.link]
             for at in range(table.offset, table.offset + table.size, 24):
                 label, info, _, part, value, _ = struct.unpack_from("<IBBHQQ", self.data, at)
-                if info & 15 == 1 and part and self._text(strings.offset + label) == name:
+                if info & 15 == kind and part and self._text(strings.offset + label) == name:
                     return int(value)
-        raise KeyError(name)
+        return 0
 
     def got_entries(self, address: int) -> set[int]:
         """Return where the global offset table holds an address."""
@@ -184,14 +184,18 @@ def full(name: str) -> str:
 class Oracle:
     """The stores through the pointer that a global of an executable holds.
 
+    With `events`, the values that wait events have, the pointer is to a structure, and the
+    stores are those to its member that most of these values are stored to.
+
     Attributes
     ----------
+    field : distance of what is stored to from what the pointer points to
     stores : address of each store -> "0x..." or "%register", as in sites.tsv
     doubtful : addresses of stores through what holds the pointer on some of the ways only
     references : addresses of all instructions that name the variable or its GOT entry
     """
 
-    def __init__(self, path: Path, symbol: str) -> None:
+    def __init__(self, path: Path, symbol: str, events: frozenset[int] = frozenset()) -> None:
         self.elf = Elf(path)
         self.disassembler = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
         self.disassembler.detail = True
@@ -205,9 +209,15 @@ class Oracle:
         self.named: set[int] = set()
         self.references: set[int] = set()
         self._sweep()
+        self.raising = {self.elf.symbol(name, 2) for name in ("elog_finish", "errfinish")}
         self.stores: dict[int, str] = {}
         self.doubtful: set[int] = set()
+        # Of each store of each distance: address, size, value; "?" for no distance known.
+        self.written: dict[int, list[tuple[int, int, str]]] = {}
+        self.unsure: list[tuple[int, int, int]] = []
         self._solve()
+        self.field = self._find_field(events) if events else 0
+        self._choose()
 
     def _sweep(self) -> None:
         """Note direct jump targets and references in all code."""
@@ -371,12 +381,21 @@ class Oracle:
                         reach(target, after)
                 if insn.id == x86.X86_INS_JMP:
                     continue
-            if address + insn.size < self.functions[index][1]:
-                reach(address + insn.size, after)
+            follows = address + insn.size
+            if follows < self.functions[index][1] and not self._ends(insn):
+                reach(follows, after)
         for address, state in before.items():
             insn = self.code(self.function_of(address)).get(address)
             if insn is not None:
                 self._note_store(insn, state)
+
+    def _ends(self, insn: capstone.CsInsn) -> bool:
+        """Tell whether a call raises an error: then nothing but padding is behind it."""
+        if not insn.group(x86.X86_GRP_CALL) or insn.operands[0].type != x86.X86_OP_IMM:
+            return False
+        behind = self.code(self.function_of(insn.address)).get(insn.address + insn.size)
+        padded = behind is not None and behind.id == x86.X86_INS_NOP
+        return padded and insn.operands[0].imm in self.raising
 
     def _names(self, insn: capstone.CsInsn, op: capstone.x86.X86Op) -> str:
         """Return "A" for an operand that is the variable, "G" for its GOT entry, else ""."""
@@ -407,11 +426,11 @@ class Oracle:
         if named:
             if op.type == x86.X86_OP_IMM:
                 return "A" if named == "A" else ""
-            return "P" if named == "A" else "A"
+            return "P0" if named == "A" else "A"
         if op.type == x86.X86_OP_MEM and not op.mem.index and not op.mem.disp:
             held = state.get(full(insn.reg_name(op.mem.base) or ""), "")
             if held == "A":
-                return "P"
+                return "P0"
         place = self._place(insn, op, state)
         return state.get(place, "") if place is not None and op.size == 8 else ""
 
@@ -424,6 +443,18 @@ class Oracle:
         elif insn.id == x86.X86_INS_LEA and ops[1].mem.base == x86.X86_REG_RIP:
             address = insn.address + insn.size + ops[1].mem.disp
             value = "A" if address == self.variable else f"table {address}"
+        elif insn.id == x86.X86_INS_LEA and not ops[1].mem.index:
+            held = state.get(full(insn.reg_name(ops[1].mem.base)), "")
+            if held[:1] == "P":
+                value = f"P{int(held[1:]) + ops[1].mem.disp}"
+        elif insn.id in (x86.X86_INS_ADD, x86.X86_INS_SUB) and ops[1].type == x86.X86_OP_IMM:
+            held = self._value(insn, ops[0], state)
+            if held[:1] == "P":
+                sign = 1 if insn.id == x86.X86_INS_ADD else -1
+                value = f"P{int(held[1:]) + sign * ops[1].imm}"
+        elif insn.group(x86.X86_GRP_CMOV):
+            if "P" in {self._value(insn, op, state)[:1] for op in ops}:
+                value = "?"
         elif insn.id == x86.X86_INS_ADD:
             both = {self._value(insn, op, state) for op in ops}
             value = next((v for v in both if v.startswith("table ")), "")
@@ -458,26 +489,53 @@ class Oracle:
                 or plain
                 and state.get(full(insn.reg_name(base))) == "A"
             ):
-                state[full(insn.reg_name(ops[1].reg))] = "P"  # the variable is set from it
+                state[full(insn.reg_name(ops[1].reg))] = "P0"  # the variable is set from it
         return state
 
     def _note_store(self, insn: capstone.CsInsn, state: State) -> None:
-        """Note a 4-byte store through the pointer."""
+        """Note a store through the pointer, or through what may be the pointer."""
         ops = insn.operands
-        if len(ops) != 2 or ops[0].type != x86.X86_OP_MEM or ops[0].size != 4:
+        if not ops or ops[0].type != x86.X86_OP_MEM or ops[0].mem.index or ops[0].mem.segment:
             return
-        if insn.id not in (x86.X86_INS_MOV, x86.X86_INS_AND) or ops[0].mem.index or ops[0].mem.disp:
+        if not ops[0].access & capstone.CS_AC_WRITE or insn.id == x86.X86_INS_LEA:
             return
         held = state.get(full(insn.reg_name(ops[0].mem.base) or ""), "")
         if held == "?":
-            self.doubtful.add(insn.address)
-        if held != "P":
+            self.unsure.append((insn.address, ops[0].size, ops[0].mem.disp))
+        if held[:1] != "P":
             return
-        if ops[1].type == x86.X86_OP_IMM:
-            self.stores[insn.address] = hex(ops[1].imm & 0xFFFFFFFF)
-        else:
+        value = "?"
+        if insn.id in (x86.X86_INS_MOV, x86.X86_INS_AND) and ops[1].type == x86.X86_OP_IMM:
+            value = hex(ops[1].imm & (1 << 8 * ops[0].size) - 1)
+        elif insn.id == x86.X86_INS_MOV and ops[1].type == x86.X86_OP_REG:
             name = full(insn.reg_name(ops[1].reg))
-            self.stores[insn.address] = "%" + (name if name[1].isdigit() else name[1:])
+            value = "%" + (name if name[1].isdigit() else name[1:])
+        at = int(held[1:]) + ops[0].mem.disp
+        self.written.setdefault(at, []).append((insn.address, ops[0].size, value))
+
+    def _find_field(self, events: frozenset[int]) -> int:
+        """Return the member that most different wait events are stored to."""
+        found = {
+            at: {v for _, n, v in stores if n == 4 and v[0] == "0" and int(v, 16) in events}
+            for at, stores in self.written.items()
+        }
+        best = sorted(found, key=lambda at: len(found[at]))[-2:]
+        assert len(found[best[1]]) > 5 * len(found[best[0]]), "no member stands out"
+        return best[1]
+
+    def _choose(self) -> None:
+        """Take the stores to the field; what overlaps it otherwise is doubtful."""
+        for at, stores in self.written.items():
+            for address, size, value in stores:
+                if at == self.field and size == 4 and value != "?":
+                    self.stores[address] = value
+                elif at <= self.field and at + size >= self.field + 4 and value == "0x0":
+                    self.stores[address] = value
+                elif at < self.field + 4 and at + size > self.field:
+                    self.doubtful.add(address)
+        for address, size, distance in self.unsure:
+            if distance < self.field + 4 and distance + size > self.field:
+                self.doubtful.add(address)
 
     def after(self, store: int) -> int:
         """Return the address of the instruction behind a store."""
@@ -548,6 +606,6 @@ def join(a: State, b: State) -> State:
         left, right = a.get(key, ""), b.get(key, "")
         if left == right:
             met[key] = left
-        elif key == "stack" or {left, right} & {"A", "P", "?"}:
+        elif key == "stack" or {left[:1], right[:1]} & {"A", "P", "?"}:
             met[key] = "?"
     return met
