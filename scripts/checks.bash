@@ -249,10 +249,14 @@ check_site_list() {
         MEND+=", or make a list elsewhere: waitfold-probes sites BINARY, and give it here: --sites FILE"
         return 1
     fi
-    MEND="make one of the server's own binary: waitfold-probes sites $(printf %q "$BINARY")"
     local id
-    id=$(awk -F '\t' '$1 == "# build_id" { print $2 }' "$site_list" 2>/dev/null) || id=''
+    MEND="make one of the server's own binary: waitfold-probes sites $(printf %q "$BINARY")"
     FOUND="\"$site_list\""
+    [[ -r $site_list ]] || {
+        FOUND+=" cannot be read"
+        return 1
+    }
+    id=$(awk -F '\t' '$1 == "# build_id" { print $2 }' "$site_list" 2>/dev/null) || id=''
     [[ -n $id ]] || {
         FOUND+=" is not a list of sites"
         return 1
@@ -279,25 +283,27 @@ check_counters() {
 # free_slots: sets REPLY to how many breakpoints a process of our own gets of the four that an x86 has, and ERROR to
 # what perf said of the next one. Nothing is ever written to these addresses.
 free_slots() {
-    local events=() address
+    local events=() address said
     for ((REPLY = 0; REPLY < 4; REPLY++)); do
         printf -v address '0x%x' $((4096 * (REPLY + 1)))
         events+=(-e "mem:$address/4:w:u")
     done
     while ((REPLY)); do
-        ERROR=$(perf stat -x, "${events[@]:0:REPLY*2}" -- true 2>&1) && return 0
+        said=$(perf stat -x, "${events[@]:0:REPLY*2}" -- true 2>&1) && return 0
+        ERROR=$said
         ((REPLY--)) || true
     done
 }
 
+# One does: a backend has one address that is written to.
 check_slots() {
     check_perf || return 1
     free_slots
     FOUND="$REPLY of 4 breakpoint slots are free"
-    ((REPLY < 4)) || return 0
+    ((REPLY == 0)) || return 0
     MEND="end the debugger or the perf -e mem: that holds them: ps -C gdb,perf -o pid,args"
-    if [[ $ERROR != *' 28 '* && $ERROR != *'No space left'* ]]; then # ENOSPC
-        FOUND="no breakpoint: $(awk 'NF > 1 && !/^Error:/ { print; exit }' <<<"$ERROR")"
+    if [[ $ERROR != *' 28 '* ]]; then # ENOSPC
+        FOUND="no breakpoint: $(awk 'NF > 1 { print; exit }' <<<"$ERROR")"
         MEND="run this where the kernel gives debug registers, as root or with perf_event_paranoid 2"
     fi
     return 1
@@ -383,25 +389,33 @@ check_memory() {
     }
 }
 
-# count_notes: sets FOUND to how many SDT notes the server has; and NOTES to how many of them are of wait events.
+# count_notes: sets FOUND to how many SDT notes the server has, NOTES to that number and WAIT_NOTES to how many of
+# them are of wait events; 1 when they cannot be trusted.
 count_notes() {
     local notes
-    notes=$(find_notes "$EXE" 2>/dev/null) || notes=''
-    FOUND="$(awk 'NF { n++ } END { print n + 0 }' <<<"$notes") SDT notes"
-    NOTES=$(awk -F '\t' '$2 ~ /^wait__event__(start|end)$/ { n++ } END { print n + 0 }' <<<"$notes")
+    MEND="take the packaged server; waits need no notes (-m sites)"
+    notes=$(find_notes "$EXE" 2>&1) || {
+        FOUND=${notes#"$TOOL: "}
+        return 1
+    }
+    read -r NOTES WAIT_NOTES < <(awk -F '\t' '
+        NF { n++ }
+        $1 == "postgresql" && $2 ~ /^wait__event__(start|end)$/ { waits++ }
+        END { print n + 0, waits + 0 }' <<<"$notes")
+    FOUND="$NOTES SDT notes"
 }
 
 check_notes() {
-    count_notes
+    count_notes || return 1
     MEND="take a build with --enable-dtrace; waits need none (-m sites)"
-    [[ $FOUND != '0 '* ]]
+    ((NOTES))
 }
 
 check_wait_notes() {
-    count_notes
-    FOUND+=", $NOTES of them of wait events"
+    count_notes || return 1
+    FOUND+=", $WAIT_NOTES of them of wait events"
     MEND="take a server built with them: make usdt-postgres; -m sites needs none"
-    ((NOTES))
+    ((WAIT_NOTES))
 }
 
 # number FILE OFFSET BYTES: sets REPLY to a number in the file.
