@@ -319,6 +319,15 @@ check_clock() {
     [[ $source =~ ^(tsc|kvm-clock|hyperv_clocksource_tsc_page)$ ]]
 }
 
+# The clock of the events: the recorder asks for it when it begins and ends.
+check_timer_list() {
+    FOUND="/proc/timer_list tells CLOCK_MONOTONIC" MEND="run this as root of the host, where /proc/timer_list can be read"
+    monotonic_ns || {
+        FOUND="CLOCK_MONOTONIC is not told: a recording begins with its first event"
+        return 1
+    }
+}
+
 check_turbo() {
     local dir=/sys/devices/system/cpu file off value
     FOUND="turbo is not told (the host of a virtual machine decides)"
@@ -356,15 +365,20 @@ check_thp() {
     [[ $state != *'[always]'* ]]
 }
 
-# Where captures go unless -o says otherwise. The server may live on the same file system.
+# The smallest room on the disk that a recording begins or goes on with: the server may live on the same file system.
+readonly ROOM=$((256 << 20))
+
+# Where captures go unless -o says otherwise.
 check_disk() {
     local free
     MEND="go to a folder with room, or name one with waitfold-record -o"
     free=$(df -Pk . 2>/dev/null | awk 'NR == 2 { print $4 }') || free=0
     FOUND="$((free >> 10)) MiB are free in $PWD"
-    ((free >= 256 << 10)) && [[ -w . ]] && return 0
-    ((free < 256 << 10)) || FOUND="nothing can be written in $PWD"
-    return 1
+    ((free << 10 >= ROOM)) || return 1
+    [[ -w . ]] || {
+        FOUND="nothing can be written in $PWD"
+        return 1
+    }
 }
 
 ## The server
