@@ -29,6 +29,8 @@ engine_start() {
         tell set_event_pid "${pids//,/ }"
     else
         tell events/sched/sched_process_fork/filter "parent_pid == $POSTMASTER"
+        # What else ends on this host concerns nobody who reads the capture.
+        tell events/sched/sched_process_exit/filter "comm == \"$(<"/proc/$POSTMASTER/comm")\""
     fi
     for event in "${events[@]}"; do
         [[ -z $filter ]] || tell "events/$group/$event/filter" "$filter"
@@ -213,7 +215,7 @@ trace_file() {
     local cpu at size file=$1/trace.dat
     {
         cat "$capture/trace.head"
-        sized 8 "$TRACEFS/saved_cmdlines"
+        sized 8 <(awk -v name="$(<"/proc/$POSTMASTER/comm")" '$2 == name' "$TRACEFS/saved_cmdlines")
         number 4 "$cpus"
         printf 'options  \0'
         option 4 "$instance/trace_clock"

@@ -19,8 +19,12 @@ engine_start() {
         options+=(-e "$group:$event")
         [[ -z $filter ]] || options+=(-f "$filter")
     done
-    options+=(-e sched:sched_process_exit -e sched:sched_process_fork)
-    if [[ -n $pids ]]; then options+=(-c -P "$pids"); else options+=(-f "parent_pid == $POSTMASTER"); fi
+    if [[ -n $pids ]]; then
+        options+=(-e sched:sched_process_fork -e sched:sched_process_exit -c -P "$pids")
+    else
+        options+=(-e sched:sched_process_fork -f "parent_pid == $POSTMASTER")
+        options+=(-e sched:sched_process_exit -f "comm == \"$(<"/proc/$POSTMASTER/comm")\"")
+    fi
     # Job control gives trace-cmd a process group of its own: Ctrl-C is for us, and we end trace-cmd.
     set -m
     # shellcheck disable=SC2016 # for the inner shell

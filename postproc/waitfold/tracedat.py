@@ -465,7 +465,9 @@ class _CpuSource:
             at += step
             if (at >= end).any():
                 if (at > end).any():
-                    raise self._damaged(int(at[(at > end).argmax()]), "ends behind its page")
+                    raise self._damaged(
+                        int((at - step)[(at > end).argmax()]), "ends behind its page"
+                    )
                 ended[row] = time
                 going = at < end
                 row, at, end, time = row[going], at[going], end[going], time[going]
