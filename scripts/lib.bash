@@ -194,9 +194,7 @@ inspect_server() {
     BINARY=$(readlink "$EXE") || die "process $1 has ended, or may not be looked at: run this as root"
     elf "$EXE" || die "\"$BINARY\" (process $1) is not a 64-bit little-endian ELF file"
     [[ $MACHINE == 003e ]] || die "\"$BINARY\" is not for x86-64 (ELF machine 0x$MACHINE): sites of other machines cannot be checked yet"
-    # pg_config.h's string in the server's own words, so that nothing of it needs to be run.
-    PG_VERSION=$(tr -c '[:print:]' '\n' <"$EXE" |
-        awk '/^postgres \(PostgreSQL\) [0-9]/ && !v { v = $3 } END { print v }')
+    PG_VERSION=$(pg_version_of "$EXE")
     [[ -n $PG_VERSION ]] || die "\"$BINARY\" (process $1) is not a PostgreSQL server"
     ((${PG_VERSION%%[!0-9]*} >= 10)) ||
         die "the server is PostgreSQL $PG_VERSION: wait events are found from version 10 on"

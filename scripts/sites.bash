@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # sites.bash - where a stripped PostgreSQL stores to wait_event_info, and where probes see it.
 #
-# Sourced, never run, by lib.bash, which has die. Needs pipefail, and binutils on the host.
+# Sourced, never run, by lib.bash, which has die, and elf.bash. Needs pipefail; find_sites also needs binutils.
 
 SITES_AWK=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/sites.awk
 readonly SITES_AWK
@@ -13,8 +13,9 @@ pg_version_of() {
     printf '%s\n' "${version##* }"
 }
 
-# find_sites BINARY SYMBOL: prints each store through the pointer that the global SYMBOL of an
-# x86-64 executable holds, as docs/capture.md says of sites.tsv. Dies where one may be missing.
+# find_sites BINARY SYMBOL: prints each store to wait_event_info in the code of an x86-64 PostgreSQL, as docs/capture.md
+# says of sites.tsv. SYMBOL is the global that points to it from version 14 on, before which it is a member of
+# what MyProc points to. Dies where one may be missing.
 find_sites() {
     local binary=$1 symbol=$2 header version major members='' fixed='' loads global started sections code tables slots sites field
 
@@ -38,8 +39,9 @@ find_sites() {
     major=${version%%[!0-9]*}
     ((major >= 10)) || die "\"$binary\" is PostgreSQL $version: sites are found from version 10 on"
     ((major >= 14)) || symbol=MyProc members=1
-    global=$(address_of "$symbol") || die "\"$binary\" has no symbol $symbol: it was stripped of its dynamic symbols"
-    started=$(address_of PgStartTime) || die "\"$binary\" has no symbol PgStartTime: it was stripped of its dynamic symbols"
+    { global=$(symbol_address "$binary" "$symbol") && started=$(symbol_address "$binary" PgStartTime); } ||
+        die "\"$binary\" has no symbol $symbol or PgStartTime: it was stripped of its dynamic symbols"
+    printf -v global %x "$global"
     slots=$(got_entries "$binary" "$symbol" "$global")
 
     sites=$({
@@ -59,16 +61,8 @@ find_sites() {
     fi
     printf 'store\tvalue\tplace\toffset\tbytes\tkind\tafter\n'
     printf '# %s\t%s\n' build_id "$(build_id_of "$binary")" binary "$(readlink -f -- "$binary")" \
-        symbol "$symbol" field "$field" pointer "0x$global" pg_start_time "0x$started" pg_version "$version"
+        symbol "$symbol" field "$field" pointer "0x$global" pg_start_time "$(printf '0x%x' "$started")" pg_version "$version"
     printf '%s\n' "$sites"
-}
-
-# address_of SYMBOL: of a variable of the file in "binary", in hexadecimal.
-address_of() {
-    readelf -sW -- "$binary" 2>/dev/null | awk -v symbol="$1" '
-        { sub(/@.*/, "", $8) }
-        $8 == symbol && $4 == "OBJECT" && $7 != "UND" { sub(/^0+/, "", $2); address = $2 }
-        END { print address; exit address == "" }'
 }
 
 # Of the list in "sections" those with this PATTERN in this FIELD, as address:offset:size.
