@@ -11,7 +11,16 @@ import numpy as np
 
 from waitfold.backends import CLIENT, KINDS, UNKNOWN, Backend
 from waitfold.capture import Capture
-from waitfold.events import EXIT, Codes, SetRule, Transitions, TransitionStream, transitions
+from waitfold.events import (
+    CUT,
+    EXIT,
+    STORE,
+    Codes,
+    SetRule,
+    Transitions,
+    TransitionStream,
+    transitions,
+)
 from waitfold.pair import Intervals, pair
 from waitfold.probeset import ProbeSet
 from waitfold.summary import Summary, ValueStats
@@ -266,7 +275,7 @@ class Lives:
     def watch(self, batches: Iterator[Transitions]) -> Iterator[Transitions]:
         """Hand the batches on, and take down the births and deaths in them."""
         for batch in batches:
-            marked = batch.take(np.flatnonzero(batch.mark))
+            marked = batch.take(np.flatnonzero((batch.mark != STORE) & (batch.mark != CUT)))
             columns = (marked.pid, marked.tid, marked.time_ns, marked.mark)
             for pid, tid, time_ns, mark in zip(*(c.tolist() for c in columns), strict=True):
                 if pid == tid:

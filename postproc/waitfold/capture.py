@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, whole_lines
-from waitfold.errors import Misuse, WaitfoldError
+from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
 from waitfold.perfdata import PerfData, probe_fields
 from waitfold.probeset import ProbeSet, load_sets
+from waitfold.stores import (
+    Attachment,
+    Late,
+    Stores,
+    WatchFile,
+    lateness,
+    read_attached,
+    store_rule,
+)
 from waitfold.tracedat import MAGIC, TraceDat, listed
 from waitfold.waitevents import Version, WaitEvents
 
@@ -20,6 +30,8 @@ FORMAT = 2
 
 WAIT_EVENT = "wait-event"
 """The probe set that every capture holds first."""
+
+_NEVER = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -42,11 +54,11 @@ class Capture:
 
     `rule` is that of wait events; `sets` are the other probe sets that it holds. `start_ns` and
     `end_ns` are the window in CLOCK_MONOTONIC, None where it begins with the first event or ends
-    with the last.
+    with the last. `late` is of mode mem alone.
     """
 
     path: Path
-    files: list[PerfData | TraceDat]
+    files: list[PerfData | TraceDat | WatchFile]
     rule: Rule
     pg_version: str
     events: WaitEvents
@@ -57,6 +69,7 @@ class Capture:
     sets: dict[str, ProbeSet] = field(default_factory=dict)
     manifest: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    late: Late | None = None
 
     def set_rule(self, name: str) -> SetRule:
         """Return a new rule of one of `sets`.
@@ -135,8 +148,19 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         for probe_set in sets.values()
         for event, typed in probe_set.fields.items()
     }
-    files: list[PerfData | TraceDat]
-    if manifest.get("engine") in ("ftrace", "trace-cmd"):
+    files: list[PerfData | TraceDat | WatchFile]
+    rule: Rule = known[WAIT_EVENT].rule(group)
+    late = None
+    if manifest["mode"] == "mem":
+        rule = store_rule(Stores(folder / "sites.tsv", _load_base(folder, manifest)))
+        attached = read_attached(folder / "attached.tsv")
+        files = [*_watch_files(folder, attached, warnings)]
+        late = lateness(attached, start_ns or 0)
+        # The others are not recorded.
+        recorded = {a.pid for a in attached if (a.attached_ns or _NEVER) <= (start_ns or 0)}
+        for pid in seen.waits.keys() - recorded:
+            del seen.waits[pid]
+    elif manifest.get("engine") in ("ftrace", "trace-cmd"):
         trace = TraceDat(folder, ring="ring" in manifest)
         files = [trace]
         start_ns = max(start_ns or 0, trace.since_ns) or None
@@ -148,7 +172,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     return Capture(
         folder,
         files,
-        known[WAIT_EVENT].rule(group),
+        rule,
         pg_version,
         events,
         manifest["mode"],
@@ -158,7 +182,26 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         {name: held for name, held in sets.items() if name != WAIT_EVENT},
         manifest,
         warnings,
+        late,
     )
+
+
+def _load_base(folder: Path, manifest: dict[str, str]) -> int:
+    if not re.fullmatch(r"0x[0-9a-f]{1,16}", manifest.get("load_base", "")):
+        raise WaitfoldError(f"{folder / 'manifest'}: load_base is not an address")
+    return int(manifest["load_base"], 16)
+
+
+def _watch_files(
+    folder: Path, attached: list[Attachment], warnings: list[str]
+) -> Iterator[WatchFile]:
+    """Yield the files of the backends that were attached to; warn of those that cannot be read."""
+    for backend in attached:
+        if backend.attached_ns is not None:
+            try:
+                yield WatchFile(folder, backend)
+            except PerfDataError as error:
+                warnings.append(str(error))
 
 
 def _read_manifest(path: Path) -> dict[str, str]:

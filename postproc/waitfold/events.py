@@ -16,8 +16,12 @@ from . import perfdata
 from .errors import PerfDataError, WaitfoldError
 from .perfdata import Event, Field, Layout, PerfData, Piece
 
-STORE, FORK, EXIT, RESET = 0, 1, 2, 3
-"""Marks of a transition: a store, the thread begins (not waiting), the thread ends, a reset."""
+STORE, FORK, EXIT, RESET, ATTACH, CUT = 0, 1, 2, 3, 4, 5
+"""Marks of a transition: a store, the thread begins (not waiting), the thread ends, a reset.
+
+ATTACH: recording of the thread begins, and `value` is what it waits for. CUT: it stored what is
+not known.
+"""
 
 ENDED = 1 << 31
 """Added to the value of a transition that ends an interval and says how: its lower bits tell."""
@@ -310,7 +314,7 @@ def transitions(
     sources: list[Source] = []
     for data in files:
         if isinstance(data, PerfData):
-            sources.append(_Source(data, rule, stream))
+            sources.append(PerfSource(data, rule, stream))
         else:
             sources += data.sources(rule, stream)
     stream.warnings += [data.cut for data in files if data.cut]
@@ -356,7 +360,7 @@ def _ordered(
         full = rows >= _HELD_MAX
         if not rows or (going and not full and (rows < _BATCH or complete <= floor)):
             continue
-        batch = _sorted(_joined(held))
+        batch = _sorted(joined(held))
         early = int(np.searchsorted(batch.time_ns, floor, "left"))
         if early:
             # Stored before something that has been handed on; the order cannot be mended.
@@ -379,7 +383,8 @@ def _ordered(
         )
 
 
-def _joined(parts: Sequence[Transitions]) -> Transitions:
+def joined(parts: Sequence[Transitions]) -> Transitions:
+    """Return the rows of all parts, one part after the other."""
     if len(parts) == 1:
         return parts[0]
     return Transitions(
@@ -435,7 +440,7 @@ class _Wanted:
     fields: list[Field]
 
 
-class _Source:
+class PerfSource:
     """One file's transitions, as they stand in the file."""
 
     def __init__(self, data: PerfData, rule: Rule, stream: TransitionStream) -> None:
@@ -464,7 +469,7 @@ class _Source:
         at, batch, cpu = self._samples(piece)
         self._others(piece, at, batch, cpu)
         marks = self._tasks(piece)
-        return _joined([batch, marks]) if len(marks) else batch
+        return joined([batch, marks]) if len(marks) else batch
 
     def close(self) -> None:
         """Add up what was lost, once all is read.
@@ -504,7 +509,7 @@ class _Source:
         at = np.concatenate([at for _, at in parts])
         order = np.argsort(at, kind="stable")
         cpu = np.concatenate(cpus)[order] if len(cpus) == len(parts) else None
-        return at[order], _joined(decoded).take(order), cpu
+        return at[order], joined(decoded).take(order), cpu
 
     def _event_of(self, piece: Piece, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index of each sample's event."""
@@ -539,7 +544,10 @@ class _Source:
         return Transitions(time, thread, value, np.full(len(at), wanted.use.mark, np.uint8))
 
     def _column(self, piece: Piece, at: NDArray[np.int64], layout: Layout, field: Field) -> Column:
-        """Return a field of the samples' raw data: behind their size, a 32-bit word."""
+        """Return a field of the samples, mostly of the raw data: behind their size, 32 bits."""
+        if not field.raw:
+            self._long_enough(piece, at, field.offset // 8 + 1)
+            return piece.words[field.offset // 8 :].take(at)
         need = field.offset + field.size
         self._long_enough(piece, at, layout.fixed + (4 + need + 7) // 8)
         raw, end = layout.raw_at(piece.words, at)
@@ -685,7 +693,7 @@ def _fields(data: PerfData, event: Event, use: Use) -> list[Field]:
     found = []
     for name in use.fields:
         field = event.fields.get(name)
-        if field is None or not data.layouts[event.index].has_raw:
+        if field is None or (field.raw and not data.layouts[event.index].has_raw):
             names = ", ".join(n for n in event.fields if not n.startswith("common_"))
             raise WaitfoldError(
                 f"{data.path}: {event.name} has no field {name}. It has: {names or 'none'}. "

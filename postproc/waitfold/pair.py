@@ -8,7 +8,17 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from .events import ENDED, EXIT, PID_MAX, STORE, SetRule, Transitions, TransitionStream
+from .events import (
+    ATTACH,
+    CUT,
+    ENDED,
+    EXIT,
+    PID_MAX,
+    STORE,
+    SetRule,
+    Transitions,
+    TransitionStream,
+)
 
 START, END, LOST = 1, 2, 4
 """Flags: began before the window; was open at its end or when its thread ended; cut by a loss."""
@@ -54,11 +64,12 @@ def pair(
     window began, where it was read from their memory. An interval runs from a store of another
     value than 0 to the thread's next store. Nothing is guessed:
 
-    - What began before the window is flagged START. A thread that was not seen to begin, of
-      which `initial` says nothing and whose first store is 0 was waiting for something: value 0.
+    - What began before the window, or before ATTACH, is flagged START. A thread that was not seen
+      to begin, of which `initial` says nothing and whose first store is 0 was waiting for
+      something: value 0.
     - What is open at the window's end, or when its thread ends, is flagged END.
     - What overlaps a gap ends where the gap begins and is flagged LOST; what its thread did then
-      is unknown until it stores something other than 0.
+      is unknown until it stores something other than 0. So it is from a CUT on.
 
     Of a probe set other than wait events, `rule` is that by which the transitions were read, and
     explains the values. Where it is nested a start ends nothing, and an end is that of the newest
@@ -104,6 +115,7 @@ class _Threads:
         self._since = np.full(64, _BEFORE, np.int64)
         self._value = np.zeros(64, np.uint32)
         self._known = np.zeros(64, np.bool_)  # False: nothing is known of it yet
+        self._begun = np.zeros(64, np.bool_)  # its value is older than its time
 
     def begin(self, initial: Mapping[int, int]) -> None:
         """Take the values that were read from memory when the window began."""
@@ -144,9 +156,12 @@ class _Threads:
         open_ = np.flatnonzero((what != 0) | unknown)
         first = heads[open_]
         mark = batch.mark[order] if batch.mark.any() else None
-        yield self._ended(
+        ended = self._ended(
             thread[first], self._since[threads[open_]], time[first], what[open_], how, mark, first
         )
+        ended.flags[self._begun[threads[open_]]] |= START
+        yield ended
+        self._begun[threads] = mark is not None and mark[tails] == ATTACH
         self._since[threads] = time[tails]
         self._value[threads] = value[tails]
         self._pid[threads] = thread[tails] & np.uint64(0xFFFF_FFFF)
@@ -156,7 +171,12 @@ class _Threads:
         value[tails] = 0
         begins = np.flatnonzero(value)
         ends = begins + 1
-        yield self._ended(thread[begins], time[begins], time[ends], value[begins], how, mark, ends)
+        ended = self._ended(
+            thread[begins], time[begins], time[ends], value[begins], how, mark, ends
+        )
+        if mark is not None:
+            ended.flags[mark[begins] == ATTACH] |= START
+        yield ended
 
     def _ended(
         self,
@@ -168,10 +188,11 @@ class _Threads:
         mark: NDArray[np.uint8] | None,
         ends: NDArray[np.int64],
     ) -> Intervals:
-        """Return intervals; those whose end has the mark EXIT were open then."""
+        """Return intervals; those whose end has the mark EXIT were open then, CUT cuts."""
         flags = np.zeros(len(thread), np.uint8)
         if mark is not None:
             flags[mark[ends] == EXIT] = END
+            flags[mark[ends] == CUT] = LOST
         if self._rule is not None:
             value = self._rule.joined(value, how[ends])
         halves = thread.view(np.int32)
@@ -209,7 +230,7 @@ class _Threads:
             self._pid[codes],
             self._tid[codes],
             value,
-            np.full(len(codes), END, np.uint8),
+            np.where(self._begun[codes], np.uint8(START | END), np.uint8(END)),
         )
 
     def _codes(self, tids: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -224,12 +245,14 @@ class _Threads:
                 self._since = np.resize(self._since, size)
                 self._value = np.resize(self._value, size)
                 self._known = np.resize(self._known, size)
+                self._begun = np.resize(self._begun, size)
             fresh = slice(self._count, count)
             self._code[new] = np.arange(self._count, count)
             self._tid[fresh] = new
             self._since[fresh] = _BEFORE
             self._value[fresh] = 0
             self._known[fresh] = False
+            self._begun[fresh] = False
             self._count = count
             codes = self._code[tids]
         return codes

@@ -29,7 +29,11 @@ FINISHED_ROUND, AUXTRACE, COMPRESSED, COMPRESSED2 = 68, 71, 81, 83
 _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM, _RAW = (
     1 << bit for bit in range(11)
 )
-_IDENTIFIER = 1 << 16
+_REGS_USER, _IDENTIFIER = 1 << 12, 1 << 16
+_BEFORE_REGS = _READ | _CALLCHAIN | _RAW | 1 << 11  # the last is BRANCH_STACK
+
+# enum perf_event_x86_regs, arch/x86/include/uapi/asm/perf_regs.h
+_REGISTERS = "ax bx cx dx si di bp sp ip flags cs ss ds es fs gs r8 r9 r10 r11 r12 r13 r14 r15"
 
 # Feature sections, tools/perf/util/header.h; only those used.
 _TRACING_DATA, _CMDLINE, _EVENT_DESC, _NRCPUS = 1, 11, 12, 7
@@ -38,7 +42,7 @@ _FEATURE_BITS = 256
 
 _CLOCKS = {0: "CLOCK_REALTIME", 1: "CLOCK_MONOTONIC", 4: "CLOCK_MONOTONIC_RAW", 7: "CLOCK_BOOTTIME"}
 _SOFTWARE = {0: "cpu-clock", 1: "task-clock", 2: "page-faults", 3: "context-switches"}
-_TYPE_SOFTWARE, _TYPE_TRACEPOINT = 1, 2
+_TYPE_SOFTWARE, _TYPE_TRACEPOINT, _TYPE_BREAKPOINT = 1, 2, 5
 
 _HEADER = 104  # bytes of struct perf_file_header
 _ATTR_MIN = 64  # PERF_ATTR_SIZE_VER0
@@ -53,6 +57,7 @@ class Field:
     """A field of a tracepoint's raw data: place and size in bytes.
 
     Of a string the 4 bytes say where in the raw data it is: offset, and size in the upper half.
+    One that is not of the raw data has its offset from the record's first byte.
     """
 
     name: str
@@ -60,11 +65,16 @@ class Field:
     size: int
     signed: bool
     string: bool = False
+    raw: bool = True
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event that a perf.data holds; `fields` is empty unless it is a tracepoint."""
+    """An event that a perf.data holds.
+
+    `fields` are a tracepoint's. Those of a breakpoint are ip, the instruction behind the one that
+    wrote, and the registers that were recorded.
+    """
 
     index: int
     name: str
@@ -275,6 +285,7 @@ class Layout:
                 places[bit] = at
                 at += 1
         self.id_at = places.get(_IDENTIFIER, places.get(_ID, 0))
+        self.ip_at = places.get(_IP, 0)
         self.tid_at = places.get(_TID, 0)
         self.time_at = places.get(_TIME, 0)
         self.cpu_at = places.get(_CPU, 0)
@@ -529,6 +540,7 @@ class _Attr:
     config: int
     sample_type: int
     read_format: int
+    registers: int
     sample_id_all: bool
     clock: str
     ids: tuple[int, ...]
@@ -540,7 +552,9 @@ def _attr(data: bytes, ids: tuple[int, ...]) -> _Attr:
     if flags >> 25 & 1 and len(data) >= 96:
         number = int.from_bytes(data[92:96], "little", signed=True)
         clock = _CLOCKS.get(number, f"clock {number}")
-    return _Attr(kind, config, sample_type, read_format, bool(flags >> 18 & 1), clock, ids)
+    registers = int.from_bytes(data[80:88], "little")
+    sample_id_all = bool(flags >> 18 & 1)
+    return _Attr(kind, config, sample_type, read_format, registers, sample_id_all, clock, ids)
 
 
 def _event_names(cursor: _Cursor) -> list[str]:
@@ -607,6 +621,20 @@ def _events(
             name = _SOFTWARE.get(attr.config, "") if attr.type == _TYPE_SOFTWARE else ""
         if attr.type == _TYPE_TRACEPOINT:
             name, fields = formats.get(attr.config) or next(spare, (name, fields))
+        elif attr.type == _TYPE_BREAKPOINT:
+            name, fields = name or "mem:", _breakpoint_fields(attr)
         name = name or f"event {index}"
         events.append(Event(index, name, attr.ids, attr.sample_type, attr.read_format, fields))
     return events
+
+
+def _breakpoint_fields(attr: _Attr) -> dict[str, Field]:
+    """Return where ip and registers are; the word before these says of how many bits they are."""
+    layout = Layout(attr.sample_type, attr.read_format)
+    at = {}
+    if layout.ip_at:
+        at["ip"] = layout.ip_at
+    if attr.sample_type & _REGS_USER and not attr.sample_type & _BEFORE_REGS:
+        names = [n for bit, n in enumerate(_REGISTERS.split()) if attr.registers >> bit & 1]
+        at |= {name: layout.fixed + 1 + i for i, name in enumerate(names)}
+    return {name: Field(name, 8 * word, 8, False, raw=False) for name, word in at.items()}

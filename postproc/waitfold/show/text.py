@@ -6,11 +6,13 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
 from waitfold.analysis import Analysis, Process, SetAnalysis, Wait
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
+from waitfold.stores import Late
 
 FORMAT = 1
 """Format of the JSON report."""
@@ -24,7 +26,8 @@ def report_json(analysis: Analysis, sets: Sequence[SetAnalysis] = ()) -> str:
     """Return the report as JSON, with those of the capture's other probe sets; times are in ns.
 
     `intervals` and, of each wait, all but `cut_ns` are of the complete intervals. `cut_ns` is
-    what was seen of those that the window or a loss cut; `db_time_ns` counts them in.
+    what was seen of those that the window or a loss cut; `db_time_ns` counts them in. `late`, in
+    mode mem, is about backends that recording began of only after the window had.
     """
     waits = sorted(analysis.waits(analysis.everything()), key=_complete_ns, reverse=True)
     report = {
@@ -35,6 +38,7 @@ def report_json(analysis: Analysis, sets: Sequence[SetAnalysis] = ()) -> str:
         "db_time_ns": analysis.db_time_ns(),
         "transitions": analysis.stream.transitions,
         "lost": analysis.stream.lost,
+        "late": asdict(analysis.capture.late) if analysis.capture.late else None,
         "intervals": analysis.intervals,
         "censored": analysis.censored,
         "waits": [_wait_json(wait) for wait in waits],
@@ -142,10 +146,24 @@ def _head(analysis: Analysis, warnings: list[str]) -> list[str]:
         f"{cut['start']}, its end {cut['end']}, losses {cut['lost']}",
         "DB time": f"{seconds(db_time)}, {sessions:.2f} average active sessions",
     }
+    if capture.late and (capture.late.count or capture.late.never):
+        head["late"] = _late(capture.late)
     lines = [f"waitfold report of {capture.path}", ""]
     for key, text in [*head.items(), *(("WARNING", text) for text in warnings)]:
         lines += _wrapped(f"{key:<13}", text)
     return lines
+
+
+def _late(late: Late) -> str:
+    parts = []
+    if late.count:
+        parts.append(
+            f"{_plural(late.count, 'backend')} attached late: {human(late.median_ns)} missed in "
+            f"the median, {human(late.max_ns)} at most"
+        )
+    if late.never:
+        parts.append(f"{late.never} never attached (attached.tsv says why)")
+    return "; ".join(parts)
 
 
 def _wait_tables(analysis: Analysis) -> list[str]:
