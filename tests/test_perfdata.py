@@ -98,7 +98,7 @@ def test_header_facts() -> None:
 
 def test_processes() -> None:
     """Each backend is born before its first store and dies after its last."""
-    batch = events._joined(list(transitions([PerfData(DATA / "one.data")], RULE)))
+    batch = events.joined(list(transitions([PerfData(DATA / "one.data")], RULE)))
     pids = {row[1] for row in text_rows("one")}
     for pid in pids:
         marks = batch.mark[(batch.tid == pid) & (batch.pid == pid)].tolist()
