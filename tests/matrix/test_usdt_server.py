@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -205,3 +206,20 @@ def test_own_extension(server: Cluster, group: str, tmp_path: Path) -> None:
         values = [value for _, value in traced(trace, session.pid)]
     extension = 0x07000000
     assert re.search(f"{extension}, 0, {extension}, 0", str(values)), values
+
+
+def test_installcheck(server: Cluster) -> None:
+    """PostgreSQL's own regression tests pass on the server."""
+    source = server.binaries.parent.with_name(f"{server.binaries.parent.name}.src")
+    out = server.folder / "regress"
+    out.mkdir()
+    shutil.chown(out, "postgres")
+    # Not by the make that runs this test: PostgreSQL's would leave things out.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    answer = subprocess.run(
+        ["runuser", "-u", "postgres", "--", "make", "-C", source / "src/test/regress",
+         "installcheck", f"EXTRA_REGRESS_OPTS=--outputdir={out}"],
+        env=environment | {"PGHOST": str(server.folder), "PGUSER": "postgres"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert re.search(r"All \d{3} tests passed", answer.stdout), answer.stdout[-2000:]
