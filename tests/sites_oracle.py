@@ -88,7 +88,7 @@ class Elf:
         return self.data[at : at + size]
 
     def symbol(self, name: str, kind: int = 1) -> int:
-        """Return the address of a symbol of a kind: 1 for data, 2 for a function; 0 if there is none."""
+        """Return the address of a symbol, 0 if there is none; kind 1 is data, 2 a function."""
         for table in self.sections:
             if table.kind not in (2, 11):
                 continue
@@ -527,11 +527,12 @@ class Oracle:
         """Take the stores to the field; what overlaps it otherwise is doubtful."""
         for at, stores in self.written.items():
             for address, size, value in stores:
-                if at == self.field and size == 4 and value != "?":
+                if at >= self.field + 4 or at + size <= self.field:
+                    continue
+                whole = at <= self.field and at + size >= self.field + 4
+                if (at, size) == (self.field, 4) and value != "?" or whole and value == "0x0":
                     self.stores[address] = value
-                elif at <= self.field and at + size >= self.field + 4 and value == "0x0":
-                    self.stores[address] = value
-                elif at < self.field + 4 and at + size > self.field:
+                else:
                     self.doubtful.add(address)
         for address, size, distance in self.unsure:
             if distance < self.field + 4 and distance + size > self.field:
