@@ -44,18 +44,6 @@ cpu_us() {
     REPLY=$sum
 }
 
-# family PID...: sets REPLY to these processes and all that descend from them.
-family() {
-    local pid all=''
-    for pid; do
-        children "$pid"
-        # shellcheck disable=SC2086 # words are wanted
-        [[ -z ${REPLY// /} ]] || family $REPLY
-        all+=" $pid $REPLY"
-    done
-    REPLY=$all
-}
-
 # trace_VARIANT PID PID: attaches to the sessions and sets REPLY to what is to be ended.
 trace_untraced() { REPLY=''; }
 

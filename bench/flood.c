@@ -1,13 +1,13 @@
 /*
  * A server without a database: it makes transitions, at a known rate, and counts them.
  *
- * usage: postgres CHILDREN WAITS RATE    in a folder of its own, as its data directory
+ * usage: postmaster CHILDREN WAITS RATE      in a folder of its own, as its data directory
  *
  * waitfold-record takes it for a server: it has a version, the two globals and a postmaster.pid. Its
  * two stores are those of pgstat_report_wait_start and _end. Each child waits for a SIGUSR1, makes
  * WAITS waits, RATE a second (0: as fast as it can) in a burst each millisecond, as a backend
- * does that now and then has nothing to do, and prints its pid, how many transitions that were and
- * how many ns they took. The last line says that all have ended.
+ * does that now and then has nothing to do, prints its pid, how many transitions that were and
+ * how many ns they took, and waits for another SIGUSR1 to end.
  */
 #include <signal.h>
 #include <stdint.h>
@@ -61,6 +61,7 @@ static void make(long waits, long rate)
 			nanosleep(&pause, NULL);
 	}
 	printf("%d\t%ld\t%lld\n", (int) getpid(), 2 * waits, (long long) (now() - begun));
+	fflush(stdout);
 }
 
 int main(int argc, char **argv)
@@ -82,6 +83,7 @@ int main(int argc, char **argv)
 		{
 			sigwait(&go, &signal);
 			make(atol(argv[2]), atol(argv[3]));
+			sigwait(&go, &signal);
 			return 0;
 		}
 	file = fopen("postmaster.pid", "w");
@@ -89,9 +91,5 @@ int main(int argc, char **argv)
 	fclose(file);
 	while (wait(NULL) > 0)
 		;
-	printf("done\n");
-	fflush(stdout);
-	/* The recorder is to end by itself, and not because its server is gone. */
-	sigwait(&go, &signal);
 	return 0;
 }

@@ -89,6 +89,18 @@ pgbench_pids() {
     die "pgbench did not connect; it says: $(cat "$WORK/pgbench" 2>/dev/null)"
 }
 
+# family PID...: sets REPLY to these processes and all that descend from them.
+family() {
+    local pid all=''
+    for pid; do
+        children "$pid"
+        # shellcheck disable=SC2086 # words are wanted
+        [[ -z ${REPLY// /} ]] || family $REPLY
+        all+=" $pid $REPLY"
+    done
+    REPLY=$all
+}
+
 # start_locker: a session that holds others back, from `hold_back` to `release`, when they use pgbench_accounts.
 start_locker() {
     local fifo=$WORK/locker
