@@ -88,7 +88,7 @@ def test_rule() -> None:
         "g:sort_start", ("kind",), ("g:sort_done",), ("disk",), None, ("g:sort_abort",), True
     )
     assert load_sets()["query"].rule("g") == SetRule(
-        "g:query_status", ("text",), (), (), ("text", 0)
+        "g:query_status", ("text",), (), (), ("pointer", 0)
     )
     assert load_sets()["transaction"].rule("g") == SetRule(
         "g:transaction_start", (), ("g:transaction_commit", "g:transaction_abort"), ("outcome",)
@@ -116,8 +116,12 @@ def test_rule() -> None:
         ("start  w", "start  w v", "5: 'start' wants EVENT"),
         ("start  w", "start  b", "5: no event 'b' in this set"),
         ("end    w v=0", "end    w v=x", "6: 'end' wants EVENT or EVENT FIELD=VALUE"),
-        ("end    w v=0", "end    a:b v=0", "6: an end by value must be of a field of 'w'"),
-        ("end    w v=0", "end    w x=0", "6: an end by value must be of a field of 'w'"),
+        (
+            "end    w v=0",
+            "end    a:b v=0",
+            "6: an end by value must be of a number that 'w' carries",
+        ),
+        ("end    w v=0", "end    w x=0", "6: an end by value must be of a number that 'w' carries"),
         ("end    w v=0", "end    w", "6: start and end are the same event"),
         ("end    w v=0", "", ": no 'end' line"),
     ],
@@ -138,6 +142,7 @@ def test_wrong(tmp_path: Path, line: str, instead: str, message: str) -> None:
         ("z=arg-1", "z=string(4)", "7: 'place' wants"),
         ("start  a", "start  p:a", "13: 'p:a' is not an event of this set"),
         ("end    b", "end    d", "10: no event 'd' in this set"),
+        ("end    b", "end    a y=0", "10: an end by value must be of a number that 'a' carries"),
         ("end    b", "end    b\nend a x=0", "11: an end by value must be the only one"),
         ("reset  c", "reset  d", "11: no event 'd' in this set"),
         ("label  y x z", "label  y x w", "13: neither 'a' nor every end has a field 'w'"),

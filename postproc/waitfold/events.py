@@ -27,7 +27,7 @@ ENDED = 1 << 31
 """Added to the value of a transition that ends an interval and says how: its lower bits tell."""
 
 Column = NDArray[np.integer] | list[bytes | None]
-"""A field of many samples: numbers, or strings, None for a null pointer."""
+"""A field of many samples: numbers, or strings, None for one that the kernel could not read."""
 
 PID_MAX = 1 << 22
 """No process id of Linux is greater (PID_MAX_LIMIT, include/linux/threads.h)."""
@@ -151,7 +151,7 @@ class SetRule:
 
     A transition's value is a code: of `start_fields`, or ENDED and a code of `end_fields`, 0 where
     there are none. `end_value`, a field of `start` and a number, is what means the end where the
-    same event does both (0 of a string is a null pointer). Event names are glob patterns.
+    same event does both. Event names are glob patterns.
     """
 
     start: str
@@ -178,11 +178,7 @@ class SetRule:
     def _starts(self, columns: list[Column], rows: int) -> NDArray[np.uint32]:
         codes = self.started.of(columns[: len(self.start_fields)], rows)
         if self.end_value is not None:
-            column = columns[-1]
-            if isinstance(column, list):
-                codes[np.array([s is None for s in column], np.bool_)] = 0
-            else:
-                codes[column == self.end_value[1]] = 0
+            codes[columns[-1] == self.end_value[1]] = 0
         return codes
 
     def _ends(self, columns: list[Column], rows: int) -> NDArray[np.uint32]:

@@ -267,8 +267,8 @@ class _Parser:
             ends.append(self.event(fields, end))
             if value:
                 name, _, number = value[0].partition("=")
-                if end != start or name not in fields.get(start, (name,)):
-                    raise self.fail(f"an end by value must be of a field of '{start}'")
+                if end != start or fields.get(start, {name: ""}).get(name, "string") == "string":
+                    raise self.fail(f"an end by value must be of a number that '{start}' carries")
                 end_value = name, int(number, 0)
             elif end == start:
                 raise self.fail("start and end are the same event: say which FIELD=VALUE ends")
