@@ -39,15 +39,14 @@ as_postgres() {
     (cd / && runuser -u postgres -- "$bin/$program" "$@")
 }
 
-# obstacles: what keeps us from recording here, each with what mends it; nothing if all is well.
-# The server that it looks for is still to be started, so that line does not count.
-obstacles() {
-    "$root/scripts/waitfold-doctor" -D "$work/data" 2>&1 |
-        awk '$1 == "OK" || $1 == "no" { shown = $1 == "no" && $2 != "server" } shown'
+# can_record: 1 with what keeps us from recording the server, each with what mends it.
+can_record() {
+    "$root/scripts/waitfold-doctor" -D "$work/data" >"$work/doctor" && return 0
+    say "waits cannot be recorded here; waitfold-doctor says:"
+    awk '/^$/ { exit } /^[^ ]/ { shown = $1 == "no" } shown' "$work/doctor"
+    return 1
 }
 
-# start_server: a stock server, its buffers far smaller than the data, and the data not in the
-# kernel's page cache either, so that reads show as waits.
 start_server() {
     chown postgres "$work"
     as_postgres initdb -D "$work/data" -A trust -U postgres --no-sync >"$work/log"
@@ -58,6 +57,11 @@ shared_buffers = 8MB
 autovacuum = off
 END
     as_postgres pg_ctl -D "$work/data" -l "$work/server.log" -w start >>"$work/log"
+}
+
+# fill: data far larger than the server's buffers, and not in the kernel's page cache either, so that reads
+# show as waits.
+fill() {
     "$bin/pgbench" -h "$work" -U postgres -i -q -s 20 postgres 2>>"$work/log"
     "$bin/psql" -h "$work" -U postgres -q -c CHECKPOINT postgres
     find "$work/data/base" -type f -size +1M -exec dd if={} iflag=nocache count=0 status=none \;
@@ -79,9 +83,13 @@ record() {
 
 # record_here: 1 when this host does not allow it; it has said why.
 record_here() {
-    local found error
+    local error
+    ((EUID == 0)) || {
+        say "waits cannot be recorded here by an ordinary user"
+        return 1
+    }
     # In a container, and on some hosts, nobody has mounted it yet.
-    if ((EUID == 0)) && [[ ! -e /sys/kernel/tracing/README ]]; then
+    if [[ ! -e /sys/kernel/tracing/README ]]; then
         if error=$(mount -t tracefs nodev /sys/kernel/tracing 2>&1); then
             say "mounted tracefs on /sys/kernel/tracing"
         else
@@ -89,22 +97,19 @@ record_here() {
         fi
     fi
     work=$(mktemp -d "${TMPDIR:-/tmp}/waitfold-demo.XXXXXX")
-    found=$(obstacles)
-    [[ -z $found ]] || {
-        say "waits cannot be recorded here; waitfold-doctor says:"
-        printf '%s\n' "$found"
-        return 1
-    }
     bin=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
     [[ -x $bin/pgbench ]] || {
         say "no PostgreSQL under /usr/lib/postgresql; to install it: make deps"
         return 1
     }
-    say "starting $("$bin/postgres" --version) in $work, and filling it with 300 MB ..."
+    say "starting $("$bin/postgres" --version) in $work ..."
     start_server || {
         say "the server could not be started; it says: $(tail -n 3 "$work/log")"
         return 1
     }
+    can_record || return 1
+    say "filling it with 300 MB ..."
+    fill
     record || {
         say "waits cannot be recorded here; waitfold-record says why above"
         return 1

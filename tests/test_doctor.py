@@ -117,6 +117,7 @@ HOSTS: dict[str, tuple[str, Sequence[str], Lines]] = {
             "turbo": (True, "is off"),
             "idle": (True, "no idle states"),
             "thp": (True, "madvise"),
+            "timer-list": (True, "CLOCK_MONOTONIC"),
         },
     ),
     "bad": (
@@ -214,6 +215,7 @@ HOSTS: dict[str, tuple[str, Sequence[str], Lines]] = {
             "tracefs": (False, "may not be looked at by user nobody as root"),
             "uprobes": (False, "may not be looked at by user nobody as root"),
             "slots": (True, "of 4 breakpoint"),
+            "timer-list": (False, "not told as root"),
         },
     ),
     "nobody on Debian": (
@@ -431,6 +433,27 @@ def test_server(server: str, tmp_path: Path) -> None:
         result = diagnose(tmp_path, "-p", str(model.process.pid), setup=setup)
         for name, (ok, words) in lines.items():
             check(result, name, ok, words)
+
+
+def test_container(tmp_path: Path) -> None:
+    """A server with its own processes and files is looked at from outside."""
+    with Model(tmp_path) as model:
+        inside = f"mount --bind {tmp_path} /mnt; cd /mnt/data; exec /mnt/postgres"
+        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside]
+        with subprocess.Popen(command) as container:
+            children = Path(f"/proc/{container.pid}/task/{container.pid}/children")
+            while not (pid := children.read_text().strip()) or (
+                Path(f"/proc/{pid}/comm").read_text() != "postgres\n"
+            ):
+                assert container.poll() is None
+            (model.data / "postmaster.pid").write_text("1\n")
+            result = diagnose(tmp_path, "-p", pid)
+            container.kill()
+    check(result, "server", True, f"process {pid}, /mnt/postgres")
+    check(result, "namespaces", False, "a pid and mnt namespace")
+    check(result, "upgraded", True, "that is there now")
+    check(result, "sites", True, "2 stores")
+    assert result["auto"] == "sites ftrace"
 
 
 def test_memory_that_may_not_be_read(tmp_path: Path) -> None:
