@@ -40,8 +40,6 @@ counted() {
         sleep 3
         children "$recorder"
         # shellcheck disable=SC2086
-        family $REPLY
-        # shellcheck disable=SC2086
         kill -STOP $REPLY 2>/dev/null || true
         sleep "$stall"
         # shellcheck disable=SC2086

@@ -28,7 +28,7 @@ compare() {
     shift 2
     rm -rf -- "$WORK"/{sites,usdt,mem}-*
     hold_back
-    timeout 600 "$CLIENT/pgbench" -n -c 4 -t "$transactions" "$@" >"$WORK/pgbench" 2>&1 &
+    timeout 600 "$CLIENT/pgbench" -n -c 4 -j 4 -t "$transactions" "$@" >"$WORK/pgbench" 2>&1 &
     pgbench=$!
     pgbench_pids 4 "wait_event = 'relation'"
     pids=$REPLY
