@@ -76,11 +76,12 @@ engine_stop() {
     [[ ! -d $instance ]] || finish
 }
 
-# engine_dump FOLDER: the pages are taken out while ftrace goes on to write, so each is in one dump only.
+# engine_dump FOLDER: the pages are taken out while ftrace goes on to write, so each is in one dump only; with a limit,
+# as there may always be one more.
 engine_dump() {
     local cpu
     for ((cpu = 0; cpu < cpus; cpu++)); do
-        take "$1" $cpu $((ring_bytes / PAGE / cpus + 1)) 2>/dev/null || true
+        take "$1" $cpu $((ring_bytes / PAGE / cpus + 16)) 2>/dev/null || true
     done
     trace_file "$1"
 }
@@ -130,11 +131,12 @@ take() {
 # drain: the drainer. It takes only as many pages as are surely full: the one that is written to would come
 # as it is, again and again. The threshold saves processes: an idle server costs a look at the numbers.
 drain() {
-    local cpu count taken=0 looks=0 status failed=
+    local cpu count taken=0 looks=0 status
     trap '' INT TERM HUP
-    while :; do
+    # A ring is taken out when somebody asks for it, and at the end.
+    ((! ring_bytes)) || read -r -u "$hold_reader" || true
+    while ((! ring_bytes)); do
         status=0
-        if ((ring_bytes)); then read -r -u "$hold_reader" || break; fi
         read -r -t 0.2 -u "$hold_reader" || status=$?
         ((status > 128)) || break # the recorder has closed the pipe, or is gone
         looks=$((looks + 1))
@@ -210,7 +212,7 @@ trace_head() {
 }
 
 # trace_file FOLDER: makes its trace.dat of the pages there. A CPU's file goes when it is in, so that the disk
-# need not hold all twice; a trace.dat that was cut in between is complete together with the files that are left.
+# need not hold all twice; a trace.dat that ends in between is complete together with the files that are left.
 trace_file() {
     local cpu at size file=$1/trace.dat
     {
@@ -219,20 +221,23 @@ trace_file() {
         number 4 "$cpus"
         printf 'options  \0'
         option 4 "$instance/trace_clock"
-        for ((cpu = 0; cpu < cpus; cpu++)); do option 2 <(printf 'CPU: %s\n' $cpu) "$instance/per_cpu/cpu$cpu/stats"; done
+        for ((cpu = 0; cpu < cpus; cpu++)); do
+            option 2 <(printf 'CPU: %s\n' $cpu) "$instance/per_cpu/cpu$cpu/stats"
+        done
         number 2 0
         printf 'flyrecord\0'
-    } >"$file"
+    } >"$file.new"
     # The pages begin on a page.
-    at=$(($(stat -c %s "$file") + 16 * cpus))
+    at=$(($(stat -c %s "$file.new") + 16 * cpus))
     at=$(((at + PAGE - 1) / PAGE * PAGE))
     for ((cpu = 0; cpu < cpus; cpu++)); do
         size=$(stat -c %s "$1/trace.cpu$cpu")
         number 8 $at
         number 8 "$size"
         at=$((at + size))
-    done >>"$file"
-    truncate -s %$PAGE "$file"
+    done >>"$file.new"
+    truncate -s %$PAGE "$file.new"
+    mv -- "$file.new" "$file"
     for ((cpu = 0; cpu < cpus; cpu++)); do
         cat "$1/trace.cpu$cpu" >>"$file"
         rm -- "$1/trace.cpu$cpu"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -128,14 +129,19 @@ class TraceDat:
         self.cpus.append(replace(pages, size=pages.size // self.page_size * self.page_size))
 
     def _since(self) -> int:
-        """Return from when on all CPUs are known, as far as they have lost what was before."""
+        """Return from when on all CPUs are known, as far as they have lost what was before.
+
+        That begins with a CPU's first page, or with its second one: the first may be the rest of
+        one that an earlier dump has taken a part of.
+        """
         since = 0
         for pages in self.cpus:
             with pages.path.open("rb") as file:
-                file.seek(pages.offset)
-                first = np.frombuffer(file.read(12).ljust(12, b"\0"), np.uint32)
-            if first[2] & _MISSED:
-                since = max(since, int(first[0]) | int(first[1]) << 32)
+                for page in range(min(2, pages.size // self.page_size)):
+                    file.seek(pages.offset + page * self.page_size)
+                    time, state = struct.unpack("<QI", file.read(12).ljust(12, b"\0"))
+                    if state & _MISSED:
+                        since = max(since, time)
         return min(since, _TIME_MAX)
 
     def _first(self, head: _Head) -> None:
@@ -516,7 +522,7 @@ class _CpuSource:
         state = words[page[used] + 2]
         for i in np.flatnonzero(state & np.uint32(_MISSED)).tolist():
             since, until = int(before[i]), int(begun[used[i]])
-            if since >= 0 or not self._data.ring:
+            if until > self._data.since_ns or not self._data.ring:
                 # The count is behind the last record, where there is room for it.
                 behind = int(page[used[i]]) + (self._data.data_at + int(size[used[i]])) // 4
                 stored = int(state[i]) & _MISSED_STORED and behind % (self._data.page_size // 4)
