@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PREFIX ?= /usr/local
 PYTHON ?= python3
-SCRIPTS := waitfold-record waitfold-probes waitfold-doctor
+SCRIPTS := waitfold-record waitfold-probes waitfold-doctor waitfold-watch
 BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
 
 .PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed kill fuzz matrix usdt-postgres

@@ -13,8 +13,8 @@
 # line a write).
 #
 # A sample shows the instruction after the store and all registers. The store itself is disassembled. Its value is
-# an immediate or in a register; or it adds to what was there, which then must be known: by an earlier store, or
-# read from the process's memory (see measure). What cannot be known is "-".
+# an immediate or in a register; or it adds to what was there, which then must be known: by an earlier store, by a
+# load where those are sampled too, or read from the process's memory (see measure). What cannot be known is "-".
 #
 # For mawk and gawk: no strtonum, and no number beyond 2^53: wider values stay hexadecimal digits.
 
@@ -52,6 +52,29 @@ BEGIN {
     noun = what == "value" ? "writes" : what "s"
 }
 
+# A title may hold anything.
+$1 == "title" {
+    pid = $2
+    sub(/^title [0-9]+ (postgres: )?/, "")
+    title[pid] = $0
+    next
+}
+
+$2 ~ /:$/ && $3 ~ /^[0-9a-f]+$/ {
+    split($1, part, "/")
+    # perf may write a record twice, the second time later.
+    if (part[2] in latest && ($2 == latest[part[2]] || $2 + 0 < latest[part[2]] + 0))
+        next
+    latest[part[2]] = $2
+    if (!(part[1] in mine)) {
+        others++
+        next
+    }
+    if (!($3 in kind))
+        learn($3)
+    wrote(part[1], $2 + 0, $3)
+}
+
 $1 == "start" {
     started = then = $2 / 1e9
     for (i = 3; i <= NF; i++) {
@@ -61,16 +84,12 @@ $1 == "start" {
     }
     if (shared)
         measure("")
+    # From now on every write comes after these readings.
+    for (k in until)
+        while (now() <= until[k]);
     print about >"/dev/stderr"
     if (each)
         print "seconds\tpid\t" what
-    next
-}
-
-$1 == "title" {
-    pid = $2
-    sub(/^title [0-9]+ (postgres: )?/, "")
-    title[pid] = $0
     next
 }
 
@@ -100,6 +119,7 @@ $3 ~ /^PERF_RECORD_FORK/ {
 
 $3 ~ /^PERF_RECORD_EXIT/ {
     split($3, part, /[():]+/)
+    delete latest[part[3]]
     if (part[2] == part[3])
         delete mine[part[2]]
     next
@@ -113,32 +133,25 @@ $3 ~ /^PERF_RECORD_LOST/ {
     next
 }
 
-$3 ~ /^[0-9a-f]+$/ {
-    split($1, part, "/")
-    # perf may write a record twice, the second time later.
-    if (part[2] in latest && ($2 == latest[part[2]] || $2 + 0 < latest[part[2]] + 0))
-        next
-    latest[part[2]] = $2
-    if (!(part[1] in mine)) {
-        others++
-        next
-    }
-    for (i = 4; i <= NF; i++) {
-        n = index($i, ":0x")
-        register[substr($i, 1, n - 1)] = substr($i, n + 3)
-    }
-    if (!($3 in kind))
-        learn($3)
-    wrote(part[1], $2 + 0, $3)
-}
-
 END {
     if (whole)
         show_all()
 }
 
+# Four digits at a time, which are remembered: this is where most of the time goes.
+function hex(s,   v, n, four) {
+    v = 0
+    while (n = length(s)) {
+        four = substr(s, 1, (n - 1) % 4 + 1)
+        if (!(four in number))
+            number[four] = hex4(four)
+        v = v * 65536 + number[four]
+        s = substr(s, length(four) + 1)
+    }
+    return v
+}
 
-function hex(s,   i, v) {
+function hex4(s,   i, v) {
     v = 0
     for (i = 1; i <= length(s); i++)
         v = v * 16 + index("123456789abcdef", substr(s, i, 1))
@@ -159,8 +172,8 @@ function now(   line, word) {
 
 ## What was stored
 
-# Takes the store before an address in memory apart: sets kind (set, add, cmpxchg or unknown), source (its operand), bytes
-# (how many it writes) and where it writes to: fixed, or offset, first, second and factor.
+# Takes the instruction before an address in memory apart: sets kind (set, add, cmpxchg, load or unknown), source (its other
+# operand), bytes (how many it writes) and where in memory: fixed, or offset, first, second and factor.
 function learn(ip,   at, from, cmd, line, field, last, insn, i, mnemonic, to, part) {
     kind[ip] = "unknown"
     at = hex(ip) - base
@@ -191,12 +204,17 @@ function learn(ip,   at, from, cmd, line, field, last, insn, i, mnemonic, to, pa
     gsub(/ /, "", insn)
 
     # The target is the last operand; a comma within parentheses is its own.
-    if (!match(insn, /(^|,)([cdes]s:)?(-?0x[0-9a-f]+)?(\([^)]*\))?$/))
-        return
-    to = substr(insn, RSTART)
-    sub(/^,/, "", to)
+    if (match(insn, /(^|,)([cdes]s:)?(-?0x[0-9a-f]+)?(\([^)]*\))?$/)) {
+        to = substr(insn, RSTART)
+        sub(/^,/, "", to)
+        source[ip] = substr(insn, 1, RSTART - 1)
+    } else {
+        match(insn, /,%[a-z0-9]+$/)
+        to = substr(insn, 1, RSTART - 1)
+        source[ip] = substr(insn, RSTART + 1)
+        mnemonic = mnemonic ~ /^mov$/ ? "load" : "read"
+    }
     sub(/^[cdes]s:/, "", to)
-    source[ip] = substr(insn, 1, RSTART - 1)
     if (to !~ /\(/)
         fixed[ip] = hex(substr(to, 3))
     else if (!(ip in fixed)) {
@@ -214,7 +232,9 @@ function learn(ip,   at, from, cmd, line, field, last, insn, i, mnemonic, to, pa
         bytes[ip] = suffixed[substr(mnemonic, length(mnemonic))]
     if (bytes[ip] == "" || source[ip] !~ /^(%[a-z0-9]+|\$0x[0-9a-f]+)?$/ || source[ip] ~ /^%/ && !(source[ip] in width))
         return
-    if (mnemonic ~ /^(mov|movnti|mov[bwlq])$/)
+    if (mnemonic ~ /^(load|read|cmp[bwlq]?|test[bwlq]?)$/)
+        kind[ip] = mnemonic == "load" ? mnemonic : "read"
+    else if (mnemonic ~ /^(mov|movnti|mov[bwlq])$/)
         kind[ip] = "set"
     else if (mnemonic ~ /^(add|sub|inc|dec)[bwlq]?$/) {
         kind[ip] = "add"
@@ -248,9 +268,16 @@ function function_before(at,   cmd, line, field, i, j, middle) {
     return j < 0 ? "" : j
 }
 
-# The lowest 48 bits of a register that was sampled: what an address is made of.
+# A register's digits, as perf names it, in the sample that is the current line.
+function register(name,   at, s) {
+    at = index($0, " " name ":0x")
+    s = substr($0, at + length(name) + 4, 17)
+    return at ? substr(s, 1, index(s " ", " ") - 1) : ""
+}
+
+# The lowest 48 bits of a register: what an address is made of.
 function low(name) {
-    return hex(substr("0000000000000000" register[sampled[name]], length(register[sampled[name]]) + 5))
+    return hex(digits(name, 6))
 }
 
 # How far into what the instruction writes the watched word begins; negative or too far where it does not write all of it.
@@ -272,14 +299,23 @@ function shift(ip,   to) {
 
 # An operand as hexadecimal digits, as many as the instruction writes.
 function digits(operand, count) {
-    operand = operand ~ /^\$/ ? substr(operand, 4) : register[sampled[operand]]
+    operand = operand ~ /^\$/ ? substr(operand, 4) : register(sampled[operand])
     operand = "0000000000000000" operand
     return substr(operand, length(operand) - 2 * count + 1)
 }
 
-# The value that this sample's store left, in decimal, or in hexadecimal from 2^53 on, or "-". K is whose memory it is in.
+# The value that this sample's store left, in decimal, or in hexadecimal from 2^53 on, or "-"; "" when it is no
+# store. K is whose memory it is in.
 function value(ip, k,   skip, s, v) {
+    if (kind[ip] == "read")
+        return ""
     skip = shift(ip)
+    if (kind[ip] == "load") {
+        s = substr(digits(source[ip], bytes[ip]), 2 * (bytes[ip] - skip - size) + 1, 2 * size)
+        if (skip >= 0 && skip + size <= bytes[ip] && hex(s) < EXACT)
+            found_out(k, hex(s))
+        return ""
+    }
     if (kind[ip] == "unknown" || skip < 0 || skip + size > bytes[ip] || kind[ip] != "set" && bytes[ip] != size) {
         forget(k)
         return "-"
@@ -302,18 +338,24 @@ function value(ip, k,   skip, s, v) {
     }
     s = source[ip]
     # cmpxchg stores nothing new when what is there is not what it found in %rax before.
-    if (kind[ip] == "cmpxchg" && int(hex(register["FLAGS"]) / 64) % 2 == 0)
+    if (kind[ip] == "cmpxchg" && int(hex(register("FLAGS")) / 64) % 2 == 0)
         s = "%rax"
     s = digits(s, bytes[ip])
     s = substr(s, 2 * (bytes[ip] - skip - size) + 1, 2 * size)
+    v = hex(s)
+    if (v >= EXACT) {
+        forget(k)
+        return "0x" s
+    }
+    found_out(k, v)
+    return sprintf("%.0f", v)
+}
+
+function found_out(k, v) {
     forget(k)
     delete wanted[k]
-    v = hex(s)
-    if (v >= EXACT)
-        return "0x" s
     known[k] = 1
     current[k] = v
-    return sprintf("%.0f", v)
 }
 
 function wrap(k) {
@@ -414,7 +456,7 @@ function wrote(pid, time, ip,   k, v) {
         if (current[k] < least[k]) least[k] = current[k]
         if (current[k] > most[k]) most[k] = current[k]
     }
-    if (only != "" && !(pid in chosen))
+    if (v == "" || only != "" && !(pid in chosen))
         return
     if (what != "value" && v != "-") {
         v = handed_out(v + 0)
@@ -503,7 +545,7 @@ function show_all(   sort, pid) {
         printf "%7d %8d %8.1f %14s %14s %7d  %.15s\n", pid, count[pid], count[pid] / elapsed,
             earliest[pid], last_value[pid], unknown[pid], pid in title ? title[pid] : "-" | sort
     close(sort)
-    printf "%d %s in %.1f s, %.1f per second\n", writes, noun, elapsed, writes / elapsed
+    printf "%d %s in %.1f s, %.1f per second\n", writes, writes == 1 ? substr(noun, 1, length(noun) - 1) : noun, elapsed, writes / elapsed
     if (highest != "" && only == "")
         printf "%d distinct, %.0f to %.0f; %d skipped, %d backwards or again, %d wrapped around\n",
             distinct, lowest, highest, skipped, backwards, wraps
@@ -512,7 +554,7 @@ function show_all(   sort, pid) {
     if (steps)
         printf "%d writes that hand out none (numbers that are passed over)\n", steps
     if (lost)
-        printf "%d writes lost by perf\n", lost
+        printf "%d samples lost by perf: too many writes at once\n", lost
     if (others)
         printf "%d writes by processes that are not of this server, to the same address\n", others
 }

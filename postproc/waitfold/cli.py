@@ -25,6 +25,7 @@ SCRIPTS = {
     "record": "record a running server into a capture",
     "probes": "list, add, remove and show probes",
     "doctor": "say what this host and server lack for recording",
+    "watch": "watch writes to a global of a running server: xids, oids, any variable",
 }
 
 EXAMPLES = {
