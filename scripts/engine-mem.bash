@@ -40,6 +40,7 @@ engine_start() {
         hear 100
     done
     ((attached)) || die "no process could be attached to: ${refusal:-none has a wait_event_info}"
+    [[ -z $refusal ]] || warn "not all processes could be attached to: $refusal"
 }
 
 engine_running() { [[ -z $pids ]] || ((attaching + attached)); }
@@ -129,7 +130,7 @@ watch() {
         number=$1
         shift
         "$@" -- sh -c "echo $number attached >&3 && exec cat"
-        echo "$number ended" >&3' sh "$number" \
+        echo "$number ended $?" >&3' sh "$number" \
         perf record -o "$capture/perf.data.$number" "${watch_options[@]}" -e "$(printf 'mem:0x%x/4:wu' "$2")" -p "$1" \
         <&"$hold_reader" 3>&"$told" >"$capture/perf.log.$number" 2>&1 {hold}>&- {clock}>&- {told}>&- &
     perf_pids[number]=$!
@@ -222,7 +223,7 @@ look() { dd if="/proc/$1/mem" bs=1 skip="$2" count="$3" status=none 2>/dev/null 
 
 # hear MS: takes down what perfs have told; waits so long for each next word while some attach.
 hear() {
-    local waited=0 number word i waits fresh=() gone=()
+    local waited=0 number word status i waits fresh=() gone=()
     while :; do
         # A line is there as a whole or not at all; a read that waits for one might time out in the middle of it.
         if ! read -t 0 -u "$told"; then
@@ -232,7 +233,7 @@ hear() {
             continue
         fi
         waited=0
-        read -r -u "$told" number word
+        read -r -u "$told" number word status
         if [[ $word == attached ]]; then
             monotonic_ns
             attached_ns[number]=$REPLY
@@ -240,6 +241,9 @@ hear() {
             fresh+=("$number")
         else
             [[ -n ${attached_ns[number]-} ]] || attaching=$((attaching - 1))
+            # A perf that was killed: its backend is there. (With its backend it ends by the signal, 15, that it ends its
+            # workload by.)
+            if ((status > 128 && status != 143)) && [[ -n $hold && -n ${born[${pid_of[number]}]-} ]]; then unready[${pid_of[number]}]=0; fi
             gone+=("$number")
         fi
     done

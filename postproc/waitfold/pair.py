@@ -188,11 +188,11 @@ class _Threads:
         mark: NDArray[np.uint8] | None,
         ends: NDArray[np.int64],
     ) -> Intervals:
-        """Return intervals; those whose end has the mark EXIT were open then, CUT cuts."""
+        """Return intervals; those whose end has the mark EXIT were open then, CUT and ATTACH cut."""
         flags = np.zeros(len(thread), np.uint8)
         if mark is not None:
             flags[mark[ends] == EXIT] = END
-            flags[mark[ends] == CUT] = LOST
+            flags[(mark[ends] == CUT) | (mark[ends] == ATTACH)] = LOST
         if self._rule is not None:
             value = self._rule.joined(value, how[ends])
         halves = thread.view(np.int32)
