@@ -323,7 +323,7 @@ check_clock() {
 check_timer_list() {
     FOUND="/proc/timer_list tells CLOCK_MONOTONIC" MEND="run this as root of the host, where /proc/timer_list can be read"
     monotonic_ns || {
-        FOUND="CLOCK_MONOTONIC is not told: a recording begins with its first event"
+        FOUND="CLOCK_MONOTONIC is not told: begin and end of a recording are less exact"
         return 1
     }
 }
@@ -413,7 +413,7 @@ count_notes() {
         return 1
     }
     read -r NOTES WAIT_NOTES < <(awk -F '\t' '
-        NF { n++ }
+        NF > 5 { n++ } # other lines are what tools say to stderr, as sh does of a working directory that is gone
         $1 == "postgresql" && $2 ~ /^wait__event__(start|end)$/ { waits++ }
         END { print n + 0, waits + 0 }' <<<"$notes")
     FOUND="$NOTES SDT notes"
@@ -486,7 +486,7 @@ check_symbols() {
 
 check_namespaces() {
     local kind own='' theirs
-    MEND="mind that the server's own log has other pids than the capture, which has those seen from here"
+    MEND="mind that paths and pids that the server tells are its own; a capture has the pids seen from here"
     for kind in pid mnt; do
         FOUND="the namespaces of process $POSTMASTER may not be looked at"
         theirs=$(readlink "/proc/$POSTMASTER/ns/$kind") || return 1

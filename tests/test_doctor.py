@@ -33,6 +33,21 @@ lockdown() { folder /sys/kernel/security; echo "$1" >/sys/kernel/security/lockdo
 """
 
 
+def where(setup: str, folder: Path, *command: str | Path) -> list[str | Path]:
+    """The command line that runs a command where `setup` has been done."""
+    if not setup:
+        return list(command)
+    return [
+        "unshare",
+        "--mount",
+        "bash",
+        "-c",
+        f'W="{folder}"\n{TOOLS}{setup}\nexec "$@"',
+        "-",
+        *command,
+    ]
+
+
 def ask(
     folder: Path,
     *args: str | Path,
@@ -41,12 +56,7 @@ def ask(
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run the doctor where `setup` has been done, behind the commands in `prefix`."""
-    command = [*prefix, DOCTOR, *args]
-    if setup:
-        environment = options.pop("env", os.environ) | {"W": str(folder)}
-        options["env"] = environment
-        command = ["unshare", "--mount", "bash", "-c", f'{TOOLS}{setup}\nexec "$@"', "-", *command]
-    answer = run(*command, **{"cwd": "/", **options})
+    answer = run(*where(setup, folder, *prefix, DOCTOR, *args), cwd="/", **options)
     assert answer.stderr == ""
     assert answer.returncode in (0, 1)
     return answer
@@ -558,6 +568,31 @@ def test_the_servers_own_user(cluster: Cluster, tmp_path: Path) -> None:
     assert result["auto"] == "mem perf"
     assert not result["modes"]["sites"]["ok"]
     check(result, "memory", True, "may be read")
+
+
+@pytest.mark.parametrize(
+    ("setup", "prefix", "way"),
+    [
+        ("", [], "sites ftrace"),
+        ("mount -o remount,bind,ro /sys/kernel/tracing", [], "mem perf"),
+        ("", ["runuser", "-u", "postgres", "--"], "mem perf"),
+    ],
+)
+def test_the_recorder_agrees(
+    setup: str, prefix: list[str], way: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """waitfold-record takes the way that the doctor says it takes."""
+    sites, capture = cluster.folder / "sites.tsv", cluster.folder / "capture"
+    shutil.copy(known_sites(), sites)
+    server = ("-D", cluster.data, "--sites", sites)
+    assert diagnose(tmp_path, *server, setup=setup, prefix=prefix)["auto"] == way
+    recorder: list[str | Path] = [SCRIPTS / "waitfold-record", *server, "-d", "1", "-o", capture]
+    answer = run(*where(setup, tmp_path, *prefix, *recorder))
+    assert answer.returncode == 0, answer.stderr
+    lines = (capture / "manifest").read_text().splitlines()
+    shutil.rmtree(capture)
+    manifest = dict(line.split("\t", 1) for line in lines)
+    assert f"{manifest['mode']} {manifest['engine']}" == way
 
 
 def test_another_user(cluster: Cluster, tmp_path: Path) -> None:
