@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from conftest import PG_BIN, SCRIPTS, Cluster, Recorder, report, run, running_cluster, waitfold
+
+from waitfold.probeset import ProbeSet, load_sets
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 SETS = "lwlock-wait,lock-wait,buffer-read,sort,checkpoint,query,transaction"
@@ -220,6 +223,49 @@ def test_buffer_reads(recorded: Recorded) -> None:
     in_pool, too_big = recorded.plans.values()
     assert in_pool["Shared Hit Blocks"] > 500
     assert too_big["Shared Read Blocks"] > 500
+
+
+@pytest.mark.parametrize("probe_set", SETS.split(","))
+def test_every_interval(recorded: Recorded, probe_set: str) -> None:
+    """Each interval is what a loop over perf's or trace-cmd's text finds."""
+    rows = recorded.rows(probe_set)
+    whole = rows[rows["flags"] == ""]
+    found = sorted(zip(whole["tid"], whole["start_ns"], whole["dur_ns"], strict=True))
+    assert found == sorted(by_text(recorded.capture, load_sets()[probe_set]))
+    assert len(found) > 0
+
+
+def by_text(capture: Path, probe_set: ProbeSet) -> Iterator[tuple[int, int, int]]:
+    """Yield tid, start and duration of the complete intervals, from the events as text."""
+    facts = dict(line.split("\t", 1) for line in (capture / "manifest").read_text().splitlines())
+    window = int(facts["start_ns"]), int(facts["end_ns"])
+    if (capture / "perf.data").exists():
+        fields = ["-F", "tid,time,event,trace"]
+        text = run("perf", "script", "--ns", *fields, "-i", capture / "perf.data").stdout
+    else:
+        text = run("trace-cmd", "report", "-t", "-i", capture / "trace.dat").stdout
+    line = re.compile(r"(?:^|-) *(\d+) .*?(\d+)\.(\d{9}): +(?:\w+:)?(\w+): +(.*)$", re.MULTILINE)
+    open_: dict[int, list[int]] = {}
+    last: dict[int, tuple[int, str]] = {}
+    for tid_text, seconds, ns, event, values in line.findall(text):
+        tid, time_ns = int(tid_text), int(seconds + ns)
+        if event not in probe_set.fields or last.get(tid) == (time_ns, event):
+            continue
+        last[tid] = time_ns, event
+        starts = event == probe_set.start
+        if starts and probe_set.end_value:
+            starts = not re.search(rf"\b{probe_set.end_value[0]}=0(x0)?\b", values)
+        begun = open_.setdefault(tid, [])
+        if probe_set.nested and event not in probe_set.resets:
+            ended = [] if starts else begun[-1:]
+        else:
+            ended = begun[:]
+        for start_ns in ended:
+            begun.remove(start_ns)
+            if window[0] <= start_ns and time_ns <= window[1]:
+                yield tid, start_ns, time_ns - start_ns
+        if starts:
+            begun.append(time_ns)
 
 
 def test_table(recorded: Recorded) -> None:

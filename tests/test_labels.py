@@ -1,0 +1,218 @@
+"""Codes, labels and pairing of probe sets other than wait events, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from waitfold.events import (
+    ENDED,
+    EXIT,
+    FORK,
+    RESET,
+    STORE,
+    Codes,
+    Column,
+    SetRule,
+    Transitions,
+    TransitionStream,
+)
+from waitfold.pair import END, LOST, START, pair
+
+Row = tuple[int, int, int, str, int]  # start_ns, dur_ns, tid, what, flags
+
+
+def rule(nested: bool = False) -> SetRule:
+    """A rule of a start with a field and two ends with another."""
+    return SetRule("g:start", ("what",), ("g:end",), ("how",), None, ("g:reset",), nested)
+
+
+def paired(
+    events: Sequence[tuple[int, int, str]],
+    one: SetRule,
+    gaps: Sequence[tuple[int, int]] = (),
+    batch: int = 1000,
+    window: tuple[int, int] = (0, 1000),
+) -> list[Row]:
+    """Pair (time, tid, event): `+x` starts x, `-x` ends as x, `!` resets, FORK and EXIT."""
+    codes = one.uses
+    marks = {"!": RESET, "fork": FORK, "exit": EXIT}
+
+    def batches() -> Iterator[Transitions]:
+        for at in range(0, len(events), batch):
+            part = events[at : at + batch]
+            values = []
+            for _, _, event in part:
+                use = codes["+-".find(event[0])] if event not in marks else codes[2]
+                column: list[Column] = [[event[1:].encode()]] if use.fields else []
+                values.append(int(use.values(column, 1)[0]))
+            tid = np.array([tid for _, tid, _ in part], np.uint64)
+            yield Transitions(
+                np.array([time for time, _, _ in part], np.int64),
+                tid << np.uint64(32) | tid,
+                np.array(values, np.uint32),
+                np.array([marks.get(event, STORE) for _, _, event in part], np.uint8),
+            )
+
+    stream = TransitionStream(batches(), gaps=list(gaps), first_ns=0, last_ns=window[1])
+    found: list[Row] = []
+    for rows in pair(stream, *window, None, one):
+        columns = (rows.start_ns, rows.dur_ns, rows.tid, rows.value, rows.flags)
+        for start, dur, tid, value, flags in zip(*(c.tolist() for c in columns), strict=True):
+            found.append((start, dur, tid, called(one, value), flags))
+    return sorted(found)
+
+
+def called(one: SetRule, code: int) -> str:
+    """What an interval's code stands for."""
+    if code == 0:
+        return "unseen"
+    known = one.known(code)
+    if known is None:
+        return "others"
+    parts = [known.get(name) for name in ("what", "how")]
+    return "/".join(p.decode() if isinstance(p, bytes) else "?" for p in parts)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 1000])
+@pytest.mark.parametrize("nested", [False, True])
+def test_start_and_end(nested: bool, batch: int) -> None:
+    """An interval has the fields of its start and of its end."""
+    events = [(1, 7, "+a"), (2, 8, "+b"), (5, 7, "-x"), (9, 8, "-y"), (20, 7, "+a"), (21, 7, "-y")]
+    assert paired(events, rule(nested), batch=batch) == [
+        (1, 4, 7, "a/x", 0),
+        (2, 7, 8, "b/y", 0),
+        (20, 1, 7, "a/y", 0),
+    ]
+
+
+@pytest.mark.parametrize("batch", [1, 1000])
+def test_a_new_start(batch: int) -> None:
+    """A new start replaces the old interval, or opens one within it."""
+    events = [(1, 7, "+a"), (3, 7, "+b"), (6, 7, "-x"), (10, 7, "-y")]
+    flat = [(1, 2, 7, "a/?", 0), (3, 3, 7, "b/x", 0)]
+    assert paired(events, rule(), batch=batch) == flat
+    nested = [(1, 9, 7, "a/y", 0), (3, 3, 7, "b/x", 0)]
+    assert paired(events, rule(nested=True), batch=batch) == nested
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_reset(nested: bool) -> None:
+    """A reset ends all that is open, and means nothing where nothing is."""
+    events = [(1, 7, "!"), (2, 7, "+a"), (5, 7, "!"), (6, 7, "!"), (8, 7, "+b"), (9, 7, "-x")]
+    assert paired(events, rule(nested)) == [(2, 3, 7, "a/?", 0), (8, 1, 7, "b/x", 0)]
+
+
+def test_reset_of_nested() -> None:
+    """A reset ends each of several that are open."""
+    events = [(1, 7, "+a"), (2, 7, "+b"), (3, 8, "+a"), (5, 7, "!"), (6, 8, "-x")]
+    assert paired(events, rule(nested=True)) == [
+        (1, 4, 7, "a/?", 0),
+        (2, 3, 7, "b/?", 0),
+        (3, 3, 8, "a/x", 0),
+    ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_cut_by_the_window(nested: bool) -> None:
+    """What began before the window is unseen, what has not ended is open; a second end is none."""
+    events = [(3, 7, "-x"), (4, 7, "-x"), (6, 8, "+a"), (9, 9, "+b"), (12, 9, "exit")]
+    events += [(13, 10, "fork"), (14, 10, "-x")]
+    assert paired(events, rule(nested)) == [
+        (0, 3, 7, "unseen", START),
+        (6, 994, 8, "a/?", END),
+        (9, 3, 9, "b/?", END),
+    ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_cut_by_a_loss(nested: bool) -> None:
+    """What overlaps a gap ends where that begins; nothing is made up behind it."""
+    events = [(1, 7, "+a"), (30, 7, "-x"), (31, 7, "-x"), (40, 7, "+b"), (44, 7, "-y")]
+    assert paired(events, rule(nested), gaps=[(10, 20)]) == [
+        (1, 9, 7, "a/x", LOST),
+        (40, 4, 7, "b/y", 0),
+    ]
+
+
+def test_written_twice() -> None:
+    """A record that perf wrote twice opens one interval, not two."""
+    events = [(1, 7, "+a"), (1, 7, "+a"), (3, 7, "-x"), (3, 7, "-x"), (5, 7, "+b"), (9, 7, "-y")]
+    assert paired(events, rule(nested=True)) == [(1, 2, 7, "a/x", 0), (5, 4, 7, "b/y", 0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_total_of_nested(seed: int) -> None:
+    """The sum of nested intervals does not depend on which end belongs to which start."""
+    random = np.random.default_rng(seed)
+    events, starts, ends, depth = [], [], [], 0
+    for time in range(200):
+        if depth and random.random() < 0.5:
+            events.append((time, 7, "-x"))
+            ends.append(time)
+            depth -= 1
+        else:
+            events.append((time, 7, "+a"))
+            starts.append(time)
+            depth += 1
+    found = paired(events, rule(nested=True), batch=int(random.integers(1, 50)))
+    assert len(found) == len(starts)
+    assert sum(dur for _, dur, _, _, _ in found) == sum(ends) - sum(starts) + 1000 * depth
+    assert sum(flags == END for *_, flags in found) == depth
+
+
+def test_end_by_value() -> None:
+    """One event can start and end, by a field that need not be in the label."""
+    one = SetRule("g:status", ("text",), (), (), ("pointer", 0))
+    (use,) = one.uses
+    assert use.fields == ("text", "pointer")
+    pointers = np.array([5, 0, 6, 0, 5], np.uint64)
+    texts: Column = [b"select 1", None, None, None, b"select 1"]
+    values = use.values([texts, pointers], 5)
+    assert values.tolist() == [2, 0, 3, 0, 2]
+    assert one.known(int(one.joined(values, np.zeros(5, np.uint32))[2])) == {"text": None}
+
+
+def test_codes() -> None:
+    """Equal rows of all columns have equal codes, in every batch."""
+    codes = Codes()
+    random = np.random.default_rng(1)
+    seen: dict[tuple[int, int, bytes | None], int] = {}
+    for _ in range(5):
+        a = random.integers(-3, 3, 500).astype(np.int32)
+        b = random.integers(0, 3, 500).astype(np.uint64) << np.uint64(62)
+        c = [None if n == 0 else b"x" * n for n in random.integers(0, 4, 500).tolist()]
+        for *row, code in zip(a.tolist(), b.tolist(), c, codes.of([a, b, c], 500), strict=True):
+            assert seen.setdefault(tuple(row), int(code)) == code
+            assert codes.rows[code] == tuple(row)
+    assert sorted(seen.values()) == list(range(2, len(seen) + 2))
+    assert codes.of([], 3).tolist() == [len(seen) + 2] * 3
+    assert codes.of([np.empty(0, np.int32)], 0).tolist() == []
+
+
+def test_codes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a number of rows, or of bytes, all that is new is one: others."""
+    codes = Codes()
+    first = codes.of([np.arange(50_000)], 50_000)
+    again = codes.of([np.arange(100_000)], 100_000)
+    assert (again[:50_000] == first).all()
+    assert (again[65_535:] == Codes.OTHERS).all()
+    assert int(again.max()) == 65_536
+    monkeypatch.setattr(Codes, "_BYTES", 1000)
+    codes = Codes()
+    texts: Column = [b"%d" % n * 10 for n in range(1000)]
+    found = codes.of([texts], 1000)
+    assert 0 < len(codes.rows) < 100
+    assert (found[200:] == Codes.OTHERS).all()
+    assert codes.of([texts], 1000).tolist() == found.tolist()
+
+
+def test_others() -> None:
+    """An interval whose start, or whose end, was one of the others is one of them."""
+    one = rule()
+    values = one.joined(
+        np.array([Codes.OTHERS, 0, 2], np.uint32), np.array([ENDED | 5, ENDED | 5, ENDED | 1])
+    )
+    assert [called(one, code) for code in values.tolist()] == ["others", "unseen", "others"]
