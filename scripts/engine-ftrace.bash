@@ -35,7 +35,7 @@ engine_start() {
     for event in "${events[@]}"; do
         [[ -z $filter ]] || tell "events/$group/$event/filter" "$filter"
     done
-    trace_head >"$capture/trace.head"
+    trace_head >"$capture/trace.head" || die "\"$capture/trace.head\" cannot be written"
     # Job control gives the drainer a process group of its own: Ctrl-C is for us, and we end it.
     set -m
     drain {hold}>&- {clock}>&- </dev/null >"$capture/ftrace.log" 2>&1 &
@@ -122,50 +122,64 @@ count_overrun() {
     done
 }
 
-# take FOLDER CPU PAGES: appends pages to the CPU's file; at most as many as there are.
+# take FOLDER CPU PAGES: appends pages to the CPU's file, at most as many as there are. Where the disk is full, the last
+# page goes that was not written whole.
 take() {
     dd if="$instance/per_cpu/cpu$2/trace_pipe_raw" of="$1/trace.cpu$2" bs=$PAGE count="$3" \
-        iflag=nonblock oflag=append conv=notrunc status=none
+        iflag=nonblock oflag=append conv=notrunc status=none || {
+        truncate -s /$PAGE "$1/trace.cpu$2"
+        return 1
+    }
 }
 
 # drain: the drainer. It takes only as many pages as are surely full: the one that is written to would come
 # as it is, again and again. The threshold saves processes: an idle server costs a look at the numbers.
 drain() {
-    local cpu count taken=0 looks=0 status
+    local cpu count taken=0 looks=0 status taker takers failed=
     trap '' INT TERM HUP
     # A ring is taken out when somebody asks for it, and at the end.
     ((! ring_bytes)) || read -r -u "$hold_reader" || true
-    while ((! ring_bytes)); do
+    while ((! ring_bytes && taken * PAGE < max_bytes)); do
         status=0
         read -r -t 0.2 -u "$hold_reader" || status=$?
         ((status > 128)) || break # the recorder has closed the pipe, or is gone
-        looks=$((looks + 1))
+        looks=$((looks + 1)) takers=()
         for ((cpu = 0; cpu < cpus; cpu++)); do
             statistic $cpu bytes
             count=$((REPLY / PAGE_DATA))
             if ((count >= 16 || (count && looks % 10 == 0))); then
                 take "$capture" $cpu $count &
+                takers+=($!)
                 taken=$((taken + count))
             fi
         done
-        wait
-        ((taken * PAGE < max_bytes)) || break
+        for taker in ${takers[@]+"${takers[@]}"}; do
+            wait "$taker" || failed=yes
+        done
+        # Nothing may follow upon pages that are lost.
+        [[ -z $failed ]] || break
     done
-    finish
+    if [[ -n $failed ]]; then
+        rmdir "$instance"
+    else
+        finish
+    fi
 }
 
 # finish: ends the tracing, takes out the rest, makes the file, removes the instance.
 finish() {
-    local cpu
+    local cpu left=0
     echo 0 >"$instance/tracing_on"
     for ((cpu = 0; cpu < cpus; cpu++)); do
         # It ends with "Resource temporarily unavailable", or because the disk is full.
         take "$capture" $cpu $((1 << 30)) 2>/dev/null || true
         statistic $cpu entries
-        ((! REPLY)) || die "the disk has no room for $REPLY events of CPU $cpu"
+        left=$((left + REPLY))
     done
-    trace_file "$capture"
-    rm -- "$capture/trace.head"
+    # Else the pages stay as they are, to be read so.
+    if ((! left)) && [[ ! -e $capture/trace.dat ]] && trace_file "$capture"; then
+        rm -- "$capture/trace.head"
+    fi
     rmdir "$instance"
 }
 
@@ -184,10 +198,9 @@ number() {
 sized() {
     local bytes=$1 text
     shift
-    text=$(cat "$@" && echo .)
+    text=$(cat "$@" && echo .) || return 1
     text=${text%.}
-    number "$bytes" ${#text}
-    printf '%s' "$text"
+    number "$bytes" ${#text} && printf '%s' "$text"
 }
 
 # trace_head: the kernel's descriptions of pages and events.
@@ -213,40 +226,38 @@ trace_head() {
 
 # trace_file FOLDER: makes its trace.dat of the pages there. A CPU's file goes when it is in, so that the disk
 # need not hold all twice; a trace.dat that ends in between is complete together with the files that are left.
+# It stops at the first thing that fails, also in a condition, where `set -e` does not hold.
 trace_file() {
-    local cpu at size file=$1/trace.dat
-    {
-        cat "$capture/trace.head"
-        sized 8 <(awk -v name="$(<"/proc/$POSTMASTER/comm")" '$2 == name' "$TRACEFS/saved_cmdlines")
-        number 4 "$cpus"
-        printf 'options  \0'
-        option 4 "$instance/trace_clock"
-        for ((cpu = 0; cpu < cpus; cpu++)); do
-            option 2 <(printf 'CPU: %s\n' $cpu) "$instance/per_cpu/cpu$cpu/stats"
-        done
-        number 2 0
-        printf 'flyrecord\0'
-    } >"$file.new"
-    # The pages begin on a page.
-    at=$(($(stat -c %s "$file.new") + 16 * cpus))
-    at=$(((at + PAGE - 1) / PAGE * PAGE))
+    local cpu file=$1/trace.dat
+    trace_start >"$file.new" && trace_table "$1" "$(stat -c %s "$file.new")" >>"$file.new" &&
+        truncate -s %$PAGE "$file.new" && mv -- "$file.new" "$file" || return 1
     for ((cpu = 0; cpu < cpus; cpu++)); do
-        size=$(stat -c %s "$1/trace.cpu$cpu")
-        number 8 $at
-        number 8 "$size"
+        cat "$1/trace.cpu$cpu" >>"$file" && rm -- "$1/trace.cpu$cpu" || return 1
+    done
+}
+
+# trace_start: what stands before the table of the CPUs.
+trace_start() {
+    local cpu
+    cat "$capture/trace.head" &&
+        sized 8 <(awk -v name="$(<"/proc/$POSTMASTER/comm")" '$2 == name' "$TRACEFS/saved_cmdlines") &&
+        number 4 "$cpus" && printf 'options  \0' && option 4 "$instance/trace_clock" || return 1
+    for ((cpu = 0; cpu < cpus; cpu++)); do
+        option 2 <(printf 'CPU: %s\n' $cpu) "$instance/per_cpu/cpu$cpu/stats" || return 1
+    done
+    number 2 0 && printf 'flyrecord\0'
+}
+
+# trace_table FOLDER BYTES: where the pages of each CPU will be: behind so many bytes and the table, on the next page.
+trace_table() {
+    local cpu size at=$((($2 + 16 * cpus + PAGE - 1) / PAGE * PAGE))
+    for ((cpu = 0; cpu < cpus; cpu++)); do
+        size=$(stat -c %s "$1/trace.cpu$cpu") && number 8 "$at" && number 8 "$size" || return 1
         at=$((at + size))
-    done >>"$file.new"
-    truncate -s %$PAGE "$file.new"
-    mv -- "$file.new" "$file"
-    for ((cpu = 0; cpu < cpus; cpu++)); do
-        cat "$1/trace.cpu$cpu" >>"$file"
-        rm -- "$1/trace.cpu$cpu"
     done
 }
 
 # option ID FILE...: TRACECMD_OPTION_CPUSTAT is 2, TRACECMD_OPTION_TRACECLOCK is 4.
 option() {
-    number 2 "$1"
-    shift
-    sized 4 "$@"
+    number 2 "$1" && sized 4 "${@:2}"
 }
