@@ -240,11 +240,13 @@ hear() {
             attaching=$((attaching - 1)) attached=$((attached + 1))
             fresh+=("$number")
         else
-            [[ -n ${attached_ns[number]-} ]] || attaching=$((attaching - 1))
-            # A perf that was killed: its backend is there. (With its backend it ends by the signal, 15, that it ends its
-            # workload by.)
-            if ((status > 128 && status != 143)) && [[ -n $hold && -n ${born[${pid_of[number]}]-} ]]; then unready[${pid_of[number]}]=0; fi
             gone+=("$number")
+            if [[ -z ${attached_ns[number]-} ]]; then
+                attaching=$((attaching - 1))
+            elif ((status > 128 && status != 143)) && [[ -n $hold && -n ${born[${pid_of[number]}]-} ]]; then
+                # It was killed, its backend is there. (When that ends, perf dies of the SIGTERM that it sent its workload.)
+                unready[${pid_of[number]}]=0
+            fi
         fi
     done
     if ((${#fresh[@]})); then
