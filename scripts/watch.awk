@@ -19,30 +19,14 @@
 # For mawk and gawk: no strtonum, and no number beyond 2^53: wider values stay hexadecimal digits.
 
 BEGIN {
-    n = split("ax bx cx dx", list, " ")
-    for (i = 1; i <= n; i++) {
-        r = list[i]
-        width["%r" r] = 8; width["%e" r] = 4; width["%" r] = 2
-        sampled["%r" r] = sampled["%e" r] = sampled["%" r] = toupper(r)
-        r = substr(r, 1, 1)
-        width["%" r "l"] = 1
-        sampled["%" r "l"] = toupper(r) "X"
-    }
-    n = split("si di bp sp", list, " ")
-    for (i = 1; i <= n; i++) {
-        r = list[i]
-        width["%r" r] = 8; width["%e" r] = 4; width["%" r] = 2; width["%" r "l"] = 1
-        sampled["%r" r] = sampled["%e" r] = sampled["%" r] = sampled["%" r "l"] = toupper(r)
-    }
-    for (i = 8; i < 16; i++) {
-        r = "%r" i
-        width[r] = 8; width[r "d"] = 4; width[r "w"] = 2; width[r "b"] = 1
-        sampled[r] = sampled[r "d"] = sampled[r "w"] = sampled[r "b"] = "R" i
-    }
-    split("1 2 4 8", list, " ")
-    split("b w l q", letter, " ")
-    for (i = 1; i <= 4; i++)
-        suffixed[letter[i]] = list[i]
+    for (i = split("a b c d", list, " "); i; i--)
+        register_names("%r" list[i] "x", "%e" list[i] "x", "%" list[i] "x", "%" list[i] "l", toupper(list[i]) "X")
+    for (i = split("si di bp sp", list, " "); i; i--)
+        register_names("%r" list[i], "%e" list[i], "%" list[i], "%" list[i] "l", toupper(list[i]))
+    for (i = 8; i < 16; i++)
+        register_names("%r" i, "%r" i "d", "%r" i "w", "%r" i "b", "R" i)
+    suffixed["b"] = 1; suffixed["w"] = 2; suffixed["l"] = 4; suffixed["q"] = 8
+
     MODULUS = 2 ^ (8 * size)
     EXACT = 2 ^ 53
     MEMORY = 2 ^ 48                 # addresses are counted modulo this, which is all of user space
@@ -138,6 +122,12 @@ END {
         show_all()
 }
 
+# One register: what objdump calls all of it and its lower parts, and what perf calls it.
+function register_names(of8, of4, of2, of1, perf_name) {
+    width[of8] = 8; width[of4] = 4; width[of2] = 2; width[of1] = 1
+    sampled[of8] = sampled[of4] = sampled[of2] = sampled[of1] = perf_name
+}
+
 # Four digits at a time, which are remembered: this is where most of the time goes.
 function hex(s,   v, n, four) {
     v = 0
@@ -172,8 +162,8 @@ function now(   line, word) {
 
 ## What was stored
 
-# Takes the instruction before an address in memory apart: sets kind (set, add, cmpxchg, load or unknown), source (its other
-# operand), bytes (how many it writes) and where in memory: fixed, or offset, first, second and factor.
+# Takes the instruction before an address in memory apart: sets kind (set, add, cmpxchg, load, read or unknown), source (its
+# other operand), bytes (how many it writes) and where in memory: fixed, or offset, first, second and factor.
 function learn(ip,   at, from, cmd, line, field, last, insn, i, mnemonic, to, part) {
     kind[ip] = "unknown"
     at = hex(ip) - base
@@ -212,8 +202,10 @@ function learn(ip,   at, from, cmd, line, field, last, insn, i, mnemonic, to, pa
         match(insn, /,%[a-z0-9]+$/)
         to = substr(insn, 1, RSTART - 1)
         source[ip] = substr(insn, RSTART + 1)
-        mnemonic = mnemonic ~ /^mov$/ ? "load" : "read"
+        kind[ip] = mnemonic == "mov" && (source[ip] in width) ? "load" : "read"
     }
+    if (mnemonic ~ /^(cmp|test)[bwlq]?$/)
+        kind[ip] = "read"
     sub(/^[cdes]s:/, "", to)
     if (to !~ /\(/)
         fixed[ip] = hex(substr(to, 3))
@@ -230,11 +222,9 @@ function learn(ip,   at, from, cmd, line, field, last, insn, i, mnemonic, to, pa
         bytes[ip] = width[source[ip]]
     else
         bytes[ip] = suffixed[substr(mnemonic, length(mnemonic))]
-    if (bytes[ip] == "" || source[ip] !~ /^(%[a-z0-9]+|\$0x[0-9a-f]+)?$/ || source[ip] ~ /^%/ && !(source[ip] in width))
+    if (kind[ip] != "unknown" || bytes[ip] == "" || source[ip] !~ /^(%[a-z0-9]+|\$0x[0-9a-f]+)?$/ || source[ip] ~ /^%/ && !(source[ip] in width))
         return
-    if (mnemonic ~ /^(load|read|cmp[bwlq]?|test[bwlq]?)$/)
-        kind[ip] = mnemonic == "load" ? mnemonic : "read"
-    else if (mnemonic ~ /^(mov|movnti|mov[bwlq])$/)
+    if (mnemonic ~ /^(mov|movnti|mov[bwlq])$/)
         kind[ip] = "set"
     else if (mnemonic ~ /^(add|sub|inc|dec)[bwlq]?$/) {
         kind[ip] = "add"
@@ -246,11 +236,11 @@ function learn(ip,   at, from, cmd, line, field, last, insn, i, mnemonic, to, pa
 }
 
 # Where to disassemble from: the last function that the binary names before an address; "" outside of its code.
-function function_before(at,   cmd, line, field, i, j, middle) {
+function function_before(at,   cmd, line, field, i, last) {
     if (!functions) {
         cmd = "readelf -lsW " exe " 2>/dev/null"
         while ((cmd | getline line) > 0) {
-            n = split(line, field, " ")
+            split(line, field, " ")
             if (field[1] == "LOAD" && line ~ / R E /) {
                 code_from = hex(substr(field[3], 3))
                 code_to = code_from + hex(substr(field[6], 3))
@@ -261,11 +251,11 @@ function function_before(at,   cmd, line, field, i, j, middle) {
     }
     if (at <= code_from || at > code_to)
         return ""
-    j = -1
+    last = code_from
     for (i = 1; i <= functions; i++)
-        if (starts[i] < at && starts[i] > j)
-            j = starts[i]
-    return j < 0 ? "" : j
+        if (starts[i] < at && starts[i] > last)
+            last = starts[i]
+    return last
 }
 
 # A register's digits, as perf names it, in the sample that is the current line.
