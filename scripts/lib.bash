@@ -148,6 +148,7 @@ find_server() {
         for POSTMASTER in ${running[@]+"${running[@]}"}; do
             [[ ! /proc/$POSTMASTER/cwd -ef $1 ]] || return 0
         done
+        [[ -x $1 ]] || die "$(id -un) may not look into \"$1\": run this as root, or as the server's user ($(stat -c %U "$1"))"
         [[ -e $1/postmaster.pid ]] ||
             die "no server runs in \"$1\": it has no postmaster.pid. Running: $(list_servers)"
         die "no server runs in \"$1\": its postmaster.pid is left over. Running: $(list_servers)"
@@ -176,6 +177,8 @@ list_servers() {
 # server_of PID: sets POSTMASTER to the server that a backend belongs to (a server's own pid is that server).
 server_of() {
     [[ -d /proc/$1 ]] || die "no process $1: list the server's with: ps -C postgres -o pid,args"
+    readlink "/proc/$1/cwd" >/dev/null ||
+        die "$(id -un) may not look at process $1: run this as root, or as its user ($(stat -c %U "/proc/$1"))"
     POSTMASTER=$1
     is_postmaster "$1" && return 0
     stat_of "$1" || die "process $1 has just ended"
