@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
+import json
+import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from waitfold.analysis import analyse, analyse_set, set_intervals
+from waitfold.capture import Capture, Naming, open_capture
+from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import (
     ENDED,
     EXIT,
@@ -20,6 +30,9 @@ from waitfold.events import (
     TransitionStream,
 )
 from waitfold.pair import END, LOST, START, pair
+from waitfold.show import fold, text, waits
+
+DATA = Path(__file__).parent / "data"
 
 Row = tuple[int, int, int, str, int]  # start_ns, dur_ns, tid, what, flags
 
@@ -216,3 +229,121 @@ def test_others() -> None:
         np.array([Codes.OTHERS, 0, 2], np.uint32), np.array([ENDED | 5, ENDED | 5, ENDED | 1])
     )
     assert [called(one, code) for code in values.tolist()] == ["others", "unseen", "others"]
+
+
+@pytest.fixture
+def capture() -> Capture:
+    """A real capture with six sets; see tests/data/README.md."""
+    return open_capture(DATA / "sets", Naming())
+
+
+def names(capture: Capture, probe_set: str) -> dict[str, int]:
+    """How many complete intervals there are of each name."""
+    waits = analyse_set(capture, probe_set).waits()
+    return {wait.name: wait.stats.count for wait in waits if wait.stats}
+
+
+def test_names(capture: Capture) -> None:
+    """What the capture's workload did, by set."""
+    assert names(capture, "sort") == {"heap disk": 1, "index memory": 2, "heap memory": 2}
+    assert names(capture, "checkpoint") == {"immediate+force+wait+requested": 1}
+    assert names(capture, "transaction") == {"committed": 15, "?": 1, "aborted": 1}
+    assert [name.rsplit(" ", 1)[0] for name in names(capture, "lock-wait")] == [
+        "relation AccessShare"
+    ]
+    assert set(names(capture, "lwlock-wait")) == {"WALWrite Exclusive"}
+    queries = names(capture, "query")
+    assert queries["select from t order by t limit 1"] == 2
+    assert queries["?"] == 1  # 5 KB
+    assert queries["begin"] == 2
+
+
+def test_set_that_is_not_held(capture: Capture) -> None:
+    """The message names the sets that are."""
+    with pytest.raises(Misuse, match="'buffer-read', but: wait-event, lwlock-wait, lock-wait,"):
+        analyse_set(capture, "buffer-read")
+
+
+def test_text_is_bounded_and_whole_elsewhere(capture: Capture) -> None:
+    """A long text with control characters is one line on a terminal, and itself in JSON and CSV."""
+    sets = [analyse_set(capture, name) for name in capture.sets]
+    analysis = analyse(capture)
+    shown = text.report_text(analysis, False, False, sets)
+    assert all(len(line) <= text.WIDTH for line in shown.splitlines())
+    assert "select '?[31mred', 'two; lines' /* ......" in shown
+    report = json.loads(text.report_json(analysis, sets))
+    (whole,) = [r["name"] for r in report["sets"]["query"]["rows"] if "mred" in r["name"]]
+    assert whole.startswith("select '\x1b[31mred', 'two;\nlines' /* .....")
+    assert len(whole) == 338
+    file = io.BytesIO()
+    _, batches, labels = set_intervals(capture, "query")
+    waits.write_csv(batches, labels.label, file, quoted=True)
+    rows = list(csv.DictReader(io.StringIO(file.getvalue().decode())))
+    assert [row["name"] for row in rows if "mred" in row["name"]] == [whole]
+    assert Counter(row["name"] for row in rows) == names(capture, "query")
+    assert {row["class"] for row in rows} == {"query"}
+
+
+def test_frames(capture: Capture) -> None:
+    """A frame is one line without a semicolon."""
+    stacks = fold.folded_set(analyse_set(capture, "query")).splitlines()
+    assert any(";select '?[31mred', 'two, lines' /* ...." in stack for stack in stacks)
+    assert all(stack.count(";") == 2 for stack in stacks)
+    stacks = fold.folded_set(analyse_set(capture, "sort")).splitlines()
+    assert [stack.rsplit(" ", 1)[0].split(";", 1)[1] for stack in stacks] == [
+        "sort;heap;disk",
+        "sort;heap;memory",
+        "sort;index;memory",
+    ]
+
+
+def test_rows_of_the_report(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 20 rows a table says how many more there are."""
+    monkeypatch.setattr(text, "_SET_ROWS", 4)
+    one = analyse_set(capture, "query")
+    shown = text.report_text(analyse(capture), False, False, [one])
+    table = shown.partition("\nquery: ")[2].partition("\n\n")[0]
+    assert f"\n{len(one.waits()) - 4} more, " in table
+    assert table.count("\n") <= 1 + 2 * 4 + 2
+
+
+def test_one_line() -> None:
+    """Blanks are joined, what cannot be printed is replaced, what is too long is cut."""
+    assert text.one_line(" a\t\n b\x07c ") == "a b?c"
+    assert text.one_line("x" * 100, 10) == "xxxxxxx..."
+    assert len(text.one_line("y" * 1_000_000)) == 79
+
+
+def killed(folder: Path) -> Path:
+    """A copy of the capture as it would be had perf been killed: no names of events."""
+    folder.mkdir()
+    for name in ("manifest", "backends.tsv", "perf.data"):
+        (folder / name).write_bytes((DATA / "sets" / name).read_bytes())
+    data = bytearray((folder / "perf.data").read_bytes())
+    at, size = struct.unpack_from("<2Q", data, 40)
+    struct.pack_into("<Q", data, 48, 0)
+    data[72:104] = bytes(32)
+    (folder / "perf.data").write_bytes(data[: at + size])
+    return folder
+
+
+def test_killed_perf(capture: Capture, tmp_path: Path) -> None:
+    """Where perf did not write the names of events, the order of the sets tells them."""
+    broken = open_capture(killed(tmp_path / "capture"), Naming())
+    for name in capture.sets:
+        assert names(broken, name) == names(capture, name)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damaged(tmp_path: Path, seed: int) -> None:
+    """Bytes that were overwritten are an error of ours or other numbers, but no crash."""
+    folder = killed(tmp_path / "capture")
+    data = bytearray((folder / "perf.data").read_bytes())
+    (at,) = struct.unpack_from("<Q", data, 40)
+    random = np.random.default_rng(seed)
+    for place in random.integers(at, len(data), 20).tolist():
+        data[place] = int(random.integers(256))
+    (folder / "perf.data").write_bytes(data)
+    for name in ("query", "sort"):
+        with contextlib.suppress(PerfDataError, WaitfoldError):
+            analyse_set(open_capture(folder, Naming()), name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import shutil
 import subprocess
-import textwrap
 from collections import Counter
 from pathlib import Path
 
 from waitfold.analysis import Analysis, SetAnalysis
 from waitfold.errors import WaitfoldError
+from waitfold.show.text import one_line
 
 # Where Debian's libdevel-nytprof-perl keeps FlameGraph's script.
 DEBIAN_FLAMEGRAPH = Path("/usr/share/perl5/Devel/NYTProf/flamegraph.pl")
@@ -33,13 +33,9 @@ def folded_set(one: SetAnalysis) -> str:
     """Return the same of a probe set, `backend type;set;field;... N`."""
     sums: Counter[str] = Counter()
     for type_, texts, ns in one.times():
-        sums[";".join([type_, one.probe_set.name, *map(_frame, texts)])] += ns
+        frames = (one_line(text, 100).replace(";", ",") or "-" for text in texts)
+        sums[";".join([type_, one.probe_set.name, *frames])] += ns
     return "".join(f"{stack} {ns}\n" for stack, ns in sorted(sums.items()) if ns > 0)
-
-
-def _frame(text: str) -> str:
-    """Return a text as a frame: one line, no semicolon, and not too long to be shown."""
-    return textwrap.shorten(text[:400].replace(";", ","), 100, placeholder="...") or "-"
 
 
 def flamegraph(stacks: str, title: str) -> bytes:

@@ -214,14 +214,16 @@ def _set_table(one: SetAnalysis) -> list[str]:
         "",
         *_wrapped("", f"{one.probe_set.name}: {one.probe_set.about}"),
         _columns(name="name"),
-        *chain.from_iterable(_row(wait, name=_line(wait.name)) for wait in waits[:_SET_ROWS]),
+        *chain.from_iterable(_row(wait, name=one_line(wait.name)) for wait in waits[:_SET_ROWS]),
         *_wrapped("", note),
     ]
 
 
-def _line(text: str) -> str:
-    """Return a text of any length and shape as one line."""
-    return textwrap.shorten(text[: 4 * WIDTH], WIDTH - 1, placeholder="...")
+def one_line(text: str, width: int = WIDTH - 1) -> str:
+    """Return a text of any length and shape, as that of a query, as one line of a terminal."""
+    text = " ".join(text[: 4 * width].split())
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _method(analysis: Analysis, sets: Sequence[SetAnalysis]) -> str:
