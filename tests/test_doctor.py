@@ -18,6 +18,8 @@ from conftest import SCRIPTS, TRACEFS, Cluster, known_sites, run
 pytestmark = pytest.mark.usefixtures("nothing_left")
 DOCTOR = SCRIPTS / "waitfold-doctor"
 NOBODY = ["setpriv", "--reuid", "65534", "--clear-groups"]
+# What the tests have seen of each line, for the last of them.
+SEEN: dict[str, set[bool]] = {}
 # What a state is made with, inside a mount namespace of the run's own.
 TOOLS = r"""
 set -e
@@ -76,6 +78,7 @@ def check(result: dict[str, Any], name: str, ok: bool, words: str) -> None:
     said = result["checks"][name]
     assert said["ok"] is ok, said
     assert (said["mend"] is None) is ok
+    SEEN.setdefault(name, set()).add(ok)
     text = f"{said['found']} {said['mend']}"
     assert all(word in text for word in words.split()), text
 
@@ -672,3 +675,12 @@ def test_called_wrongly() -> None:
         assert answer.stderr.count("\n") == 1
     assert "usage: waitfold-doctor" in run(DOCTOR, "--help").stdout
     assert run(DOCTOR, "--version").returncode == 0
+
+
+def test_every_line_in_both_states(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The tests above, all of them, have seen each line of the doctor good and bad."""
+    if request.config.option.keyword or any("::" in word for word in request.config.args):
+        pytest.skip("only some of the tests were run")
+    with Model(tmp_path) as model:
+        lines = diagnose(tmp_path, "-p", str(model.process.pid))["checks"]
+    assert {name: {True, False} for name in lines} == SEEN
