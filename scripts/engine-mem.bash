@@ -15,10 +15,10 @@ engine_period=0.05
 # Of these a backend has one that wrote its last event before perf could read it.
 readonly BUFFER_KB=512
 
-told='' no_storage=0 perfs=0 attaching=0 attached=0 looks=0 suspended_ns=0 family='' refusal='' clock_offset_ns=''
+told='' orders='' starter='' no_storage=0 perfs=0 attaching=0 attached=0 looks=0 suspended_ns=0 family='' refusal='' clock_offset_ns=''
 # By pid: when born, how often it was looked at in vain. By number of the perf: whom it watches, since when, where.
 declare -A born=() unready=()
-perf_pids=() pid_of=() born_ns=() address_of=() attached_ns=() watch_options=() hide_kallsyms=()
+pid_of=() born_ns=() address_of=() attached_ns=() watch_options=() own_mounts=()
 
 engine_start() {
     local started=$SECONDS
@@ -32,6 +32,7 @@ engine_start() {
         die "the memory of the server (process $POSTMASTER) cannot be read: run this as root, or as the server's user"
     no_storage=$REPLY
     set_watch_options
+    start_starter
     printf 'pid\tborn_ns\tattached_ns\tread_ns\twait\tfile\twhy\n' >"$capture/attached.tsv"
     engine_tick
     while ((attaching)); do
@@ -43,7 +44,7 @@ engine_start() {
     [[ -z $refusal ]] || warn "not all processes could be attached to: $refusal"
 }
 
-engine_running() { [[ -z $pids ]] || ((attaching + attached)); }
+engine_running() { kill -0 "$starter" 2>/dev/null && { [[ -z $pids ]] || ((attaching + attached)); }; }
 
 # Where no process came or went there is nothing to do.
 engine_tick() {
@@ -64,16 +65,14 @@ engine_size() {
     done
 }
 
-# engine_stop: closes the pipe that the perfs' workloads read, so that all of them end and write out what they hold.
+# engine_stop: closes the pipe that the starter and the perfs' workloads read, so that all end and write out what they hold.
 engine_stop() {
     local pid
     [[ -z $hold ]] || exec {hold}>&-
     hold=''
-    for pid in ${perf_pids[@]+"${perf_pids[@]}"}; do
-        # Another signal ends a wait early, but not perf.
-        while kill -0 "$pid" 2>/dev/null; do wait "$pid" || true; done
-    done
-    [[ -n $told ]] || return 0
+    [[ -n $starter ]] || return 0
+    # Another signal ends a wait early, but not the starter.
+    while kill -0 "$starter" 2>/dev/null; do wait "$starter" || true; done
     hear 0
     for pid in "${!unready[@]}"; do never "$pid" "${born[$pid]}" "no wait_event_info in shared memory"; done
     unready=()
@@ -89,7 +88,7 @@ engine_notes() {
         warn "the wall clock was set by $((moved / 1000000)) ms meanwhile: when backends were attached to, and the window, are off by it"
 }
 
-engine_failure() { printf 'nothing is attached to any more'; }
+engine_failure() { printf 'what starts the perfs was killed'; }
 
 ## What perf is told
 
@@ -112,29 +111,50 @@ set_watch_options() {
         --max-size "$((max_bytes >> 10))K")
     [[ -z $registers ]] || watch_options+=(--user-regs="${registers#,}")
     # perf reads /proc/kallsyms three times before it begins, for 100 ms, and has no use for it here. In a mount
-    # namespace of its own it finds it empty, and begins in 10 ms.
-    # shellcheck disable=SC2016 # for sh to expand
-    hide_kallsyms=(unshare -m --propagation slave sh -c 'mount --bind /dev/null /proc/kallsyms && exec "$@"' sh)
-    "${hide_kallsyms[@]}" true 2>/dev/null || hide_kallsyms=()
+    # namespace of its own it finds it empty, and begins in 10 ms. On CPUs that are all busy, perf and the next
+    # backend to be attached to would wait long for one.
+    own_mounts=(nice -n -10 unshare -m --propagation slave)
+    "${own_mounts[@]}" mount --bind /dev/null /proc/kallsyms 2>/dev/null || own_mounts=()
 }
 
-# watch PID ADDRESS: starts a perf for a backend. We hear of it, and of its end, on the pipe `told`.
+# start_starter: starts the process that starts the perfs: it reads number of the perf, pid and address, and ends, when the
+# recorder has closed `hold` or is gone, with the last of them.
+start_starter() {
+    local fd
+    mkfifo "$capture/orders"
+    exec {orders}<>"$capture/orders"
+    exec {fd}<"$capture/orders"
+    rm -- "$capture/orders"
+    # Job control gives it, and the perfs, a process group of their own: Ctrl-C is for us. A perf starts its workload when
+    # it records, and ends with it, or with its backend.
+    set -m
+    # shellcheck disable=SC2016 # for sh to expand
+    ${own_mounts[@]+"${own_mounts[@]}"} sh -c '
+        folder=$1
+        shift
+        [ -z "$1" ] || mount --bind /dev/null /proc/kallsyms
+        shift
+        { cat <&4 && echo end >&5; } &
+        exec 5>&-
+        while read -r number pid address && [ "$number" != end ]; do
+            {
+                perf record -o "$folder/perf.data.$number" "$@" -e "mem:$address/4:wu" -p "$pid" -- \
+                    sh -c "echo $number attached >&3 && exec cat"
+                echo "$number ended $?" >&3
+            } <&4 >"$folder/perf.log.$number" 2>&1 &
+        done
+        wait' sh "$capture" "${own_mounts[*]-}" "${watch_options[@]}" \
+        <&"$fd" 3>&"$told" 4<&"$hold_reader" 5>&"$orders" {hold}>&- {clock}>&- {told}>&- {orders}>&- &
+    starter=$!
+    set +m
+    exec {fd}<&-
+}
+
+# watch PID ADDRESS: has a perf started for a backend. We hear of it, and of its end, on `told`.
 watch() {
     local number=$((++perfs))
     pid_of[number]=$1 born_ns[number]=${born[$1]} address_of[number]=$2
-    # Job control gives it a process group of its own: Ctrl-C is for us. perf starts its workload when it
-    # records, and ends with it, or with the backend.
-    set -m
-    # shellcheck disable=SC2016 # for sh to expand
-    ${hide_kallsyms[@]+"${hide_kallsyms[@]}"} sh -c '
-        number=$1
-        shift
-        "$@" -- sh -c "echo $number attached >&3 && exec cat"
-        echo "$number ended $?" >&3' sh "$number" \
-        perf record -o "$capture/perf.data.$number" "${watch_options[@]}" -e "$(printf 'mem:0x%x/4:wu' "$2")" -p "$1" \
-        <&"$hold_reader" 3>&"$told" >"$capture/perf.log.$number" 2>&1 {hold}>&- {clock}>&- {told}>&- &
-    perf_pids[number]=$!
-    set +m
+    printf '%s %s 0x%x\n' "$number" "$1" "$2" >&"$orders"
     attaching=$((attaching + 1))
 }
 
@@ -277,7 +297,7 @@ ended() {
         cat "$capture/perf.log.$1" >>"$capture/perf.log"
         rm -f -- "$capture/perf.log.$1" "$capture/perf.data.$1"
     fi
-    unset "perf_pids[$1]" "pid_of[$1]" "born_ns[$1]" "address_of[$1]" "attached_ns[$1]"
+    unset "pid_of[$1]" "born_ns[$1]" "address_of[$1]" "attached_ns[$1]"
 }
 
 # never PID BORN WHY: a process that is not recorded.

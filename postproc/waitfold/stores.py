@@ -34,6 +34,9 @@ from waitfold.perfdata import PerfData
 _UNDECODED = 0xFFFF_FFFF
 """In the place of a value: no wait event has it, as there is no class 0xFF."""
 
+_PROBED = 0x7FFF_FFFF_E000
+"""Where the kernel executes an instruction that has a uprobe: the last pages of the memory."""
+
 _NO_STORAGE = "no wait_event_info in shared memory"
 """Why the recorder does not attach to some processes, as the logger: they never wait visibly."""
 
@@ -96,10 +99,13 @@ class Stores:
         count, self._unknown = self._unknown, 0
         if not count:
             return []
+        who = "such as an extension's"
+        if self._unknown_at >> 13 == _PROBED >> 13:
+            who = "where somebody had a uprobe on the store at the same time"
         return [
-            f"{count} stores were made by code that is not in the list of sites, such as an "
-            f"extension's (one before {self._unknown_at:#x}): what these backends waited for from "
-            "then on is not known, and the waits before count as cut by a loss."
+            f"{count} stores were made by code that is not in the list of sites, {who} (one before "
+            f"{self._unknown_at:#x}): what these backends waited for from then on is not known, and "
+            "the waits before count as cut by a loss."
         ]
 
 
