@@ -104,7 +104,7 @@ class Stores:
             who = "where somebody had a uprobe on the store at the same time"
         return [
             f"{count} stores were made by code that is not in the list of sites, {who} (one before "
-            f"{self._unknown_at:#x}): what these backends waited for from then on is not known, and "
+            f"{self._unknown_at:#x}): what these backends then waited for is not known, and "
             "the waits before count as cut by a loss."
         ]
 
