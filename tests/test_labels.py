@@ -9,6 +9,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,21 @@ def test_end_by_value() -> None:
     values = use.values([texts, pointers], 5)
     assert values.tolist() == [2, 0, 3, 0, 2]
     assert one.known(int(one.joined(values, np.zeros(5, np.uint32))[2])) == {"text": None}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 1000])
+def test_continued(batch: int) -> None:
+    """A start of what is open already goes on with it; a new one replaces it."""
+    one = replace(rule(), continued=True)
+    events = [(1, 7, "+a"), (2, 8, "+a"), (4, 7, "+a"), (6, 7, "+a"), (7, 7, "+b"), (8, 7, "+a")]
+    events += [(10, 7, "-x"), (11, 7, "-x"), (12, 7, "+a"), (15, 8, "-y"), (16, 7, "-y")]
+    assert paired(events, one, batch=batch) == [
+        (1, 6, 7, "a/?", 0),
+        (2, 13, 8, "a/y", 0),
+        (7, 1, 7, "b/?", 0),
+        (8, 2, 7, "a/x", 0),
+        (12, 4, 7, "a/y", 0),
+    ]
 
 
 def test_codes() -> None:

@@ -88,7 +88,7 @@ def test_rule() -> None:
         "g:sort_start", ("kind",), ("g:sort_done",), ("disk",), None, ("g:sort_abort",), True
     )
     assert load_sets()["query"].rule("g") == SetRule(
-        "g:query_status", ("text",), (), (), ("pointer", 0)
+        "g:query_status", ("text",), (), (), ("pointer", 0), continued=True
     )
     assert load_sets()["transaction"].rule("g") == SetRule(
         "g:transaction_start", (), ("g:transaction_commit", "g:transaction_abort"), ("outcome",)
@@ -100,6 +100,7 @@ def test_rule() -> None:
     [
         ("key    tid", "lock   tid", "7: unknown keyword 'lock'"),
         ("key    tid", "key    cpu", "7: 'key' wants tid"),
+        ("key    tid", "key    tid nested", "7: wait events have one end, and 'key tid' alone"),
         ("key    tid", "", ": no 'key' line"),
         ("key    tid", "set mine", "7: 'set' a second time, first in line 1"),
         ("label  wait-event v", "label  wait-event", "8: 'label' wants wait-event FIELD"),

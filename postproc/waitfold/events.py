@@ -161,6 +161,7 @@ class SetRule:
     end_value: tuple[str, int] | None = None
     reset: tuple[str, ...] = ()
     nested: bool = False
+    continued: bool = False
     started: Codes = field(default_factory=Codes, compare=False)
     ended: Codes = field(default_factory=Codes, compare=False)
     both: Codes = field(default_factory=Codes, compare=False)

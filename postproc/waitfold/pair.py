@@ -73,7 +73,7 @@ def pair(
 
     Of a probe set other than wait events, `rule` is that by which the transitions were read, and
     explains the values. Where it is nested a start ends nothing, and an end is that of the newest
-    start which is open.
+    start which is open. Where it is continued, a start of what is open already means nothing.
 
     A wait is yielded once; where it has several flags it counts under the first of START, LOST
     and END.
@@ -141,8 +141,10 @@ class _Threads:
             value = np.where(how >= ENDED, np.uint32(0), how)
         twice = self._twice(time, value, thread, heads)
         twice = twice[batch.mark[order[twice]] == STORE]
+        stream.twice += len(twice)
+        if self._rule is not None and self._rule.continued:
+            twice = np.union1d(twice, self._continued(value, thread, heads))
         if len(twice):
-            stream.twice += len(twice)
             once = np.delete(np.arange(len(batch)), order[twice])
             yield from self.step(batch.take(once), stream)
             return
@@ -216,6 +218,16 @@ class _Threads:
         threads = self._codes(thread[heads] >> np.uint64(32))
         again = (self._since[threads] == time[heads]) & (self._value[threads] == value[heads])
         return np.concatenate([rows, heads[again]])
+
+    def _continued(
+        self, value: NDArray[np.uint32], thread: NDArray[np.uint64], heads: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the rows that start what the thread's row before them started."""
+        rows = np.flatnonzero((value[1:] == value[:-1]) & (thread[1:] == thread[:-1])) + 1
+        threads = self._codes(thread[heads] >> np.uint64(32))
+        rows = np.concatenate([rows, heads[self._value[threads] == value[heads]]])
+        starts: NDArray[np.int64] = rows[value[rows] != 0]
+        return starts
 
     def finish(self, time: int) -> Intervals:
         """Return the intervals that are open at `time`."""

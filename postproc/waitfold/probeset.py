@@ -35,6 +35,7 @@ class ProbeSet:
     end_value: tuple[str, int] | None
     resets: tuple[str, ...]
     nested: bool
+    continued: bool
     wait_field: str | None
     label: tuple[str, ...]
     names: dict[str, dict[int, str]]
@@ -60,6 +61,7 @@ class ProbeSet:
             self.end_value,
             tuple(_full(reset, group) for reset in self.resets),
             self.nested,
+            self.continued,
         )
 
     def texts(
@@ -154,7 +156,11 @@ _KEYWORDS: dict[str, tuple[str, str, str]] = {
     "start": (_EVENT, "EVENT", _MUST),
     "end": (rf"{_EVENT}( {_NAME}={_NUMBER})?", "EVENT or EVENT FIELD=VALUE", _ANY),
     "reset": (_EVENT, "EVENT", _ANY),
-    "key": (r"tid( nested)?", "tid, or tid nested: intervals are paired by thread", _MUST),
+    "key": (
+        r"tid( nested| continued)?",
+        "tid, tid nested or tid continued: intervals are paired by thread",
+        _MUST,
+    ),
     "label": (
         rf"wait-event {_NAME}|{_NAME}( {_NAME})*",
         "wait-event FIELD, or FIELD...",
@@ -225,6 +231,7 @@ class _Parser:
             end_value=end_value,
             resets=resets,
             nested="nested" in self.one("key"),
+            continued="continued" in self.one("key"),
             wait_field=wait_field,
             label=label,
             names=names,
@@ -286,8 +293,8 @@ class _Parser:
             for keyword in ("reset", "names", "bits"):
                 if keyword in self.lines:
                     raise self.fail(f"'label wait-event' goes without '{keyword}'")
-            if len(ends) > 1 or "nested" in self.one("key"):
-                raise self.fail("wait events have one end and are not nested")
+            if len(ends) > 1 or len(self.one("key")) > 1:
+                raise self.fail("wait events have one end, and 'key tid' alone")
             return label[1], ()
         self.one("label")
         if start not in fields:
