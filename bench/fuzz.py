@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Give `waitfold report` damaged perf.data files: each must be a report or a clear error.
+"""Give `waitfold report` damaged perf.data and trace.dat files: a report or a clear error each.
 
 Each case runs in a worker that may use 1 GiB beyond what it has after its imports, and 5 s. The
 same seed gives the same cases; --only repeats one of them, with its traceback.
@@ -26,6 +26,7 @@ from types import FrameType
 
 from waitfold import cli
 from waitfold.errors import WaitfoldError
+from waitfold.tracedat import MAGIC
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 5
@@ -33,12 +34,12 @@ BYTES = 1 << 30
 MANIFEST = "".join(
     f"{key}\t{value}\n"
     for key, value in {
-        "format": 1,
+        "format": 2,
         "waitfold": "0.1.0",
-        "set": "wait-event",
+        "sets": "wait-event",
         "mode": "sites",
-        "engine": "perf",
-        "event": "*:w",
+        "engine": "ENGINE",
+        "group": "*",
         "pg_version": "15.18",
     }.items()
 )
@@ -101,6 +102,25 @@ def record_headers(rng: random.Random, data: bytearray, _: list[bytes]) -> None:
             ).to_bytes(8, "little")
 
 
+def pages(rng: random.Random, data: bytearray, _: list[bytes]) -> None:
+    """Change times, sizes and flags of pages, or first words of records in them."""
+    places = range(0, len(data), 4096)
+    for place in rng.sample(places, min(len(places), rng.choice((1, 2, 20)))):
+        kind = rng.randrange(4)
+        if kind == 0:
+            data[place : place + 8] = rng.choice((0, 1, 1 << 62, rng.getrandbits(64))).to_bytes(
+                8, "little"
+            )
+        elif kind == 1:
+            size = rng.choice((0, 4, 24, 4080, 4084, rng.randrange(4081), rng.getrandbits(27)))
+            size |= rng.choice((0, 1 << 31, 3 << 30))
+            data[place + 8 : place + 12] = size.to_bytes(4, "little")
+        else:
+            at = place + 4 * rng.randrange(4, 1024)
+            word = rng.choice((0, 1, 28, 29, 30, 31)) | rng.choice((0, 32, rng.getrandbits(32)))
+            data[at : at + 4] = (word & 0xFFFF_FFFF).to_bytes(4, "little")
+
+
 def zeros(rng: random.Random, data: bytearray, _: list[bytes]) -> None:
     """Zero a part, as after a crash of the file system."""
     start = rng.randrange(len(data))
@@ -110,7 +130,9 @@ def zeros(rng: random.Random, data: bytearray, _: list[bytes]) -> None:
 
 def noise(rng: random.Random, data: bytearray, _: list[bytes]) -> None:
     """Nothing but noise, with or without a magic number."""
-    magic = rng.choice((b"", b"PERFILE2", b"2ELIFREP", b"PERFFILE", bytes(data[:104])))
+    magic = rng.choice(
+        (b"", b"PERFILE2", b"2ELIFREP", b"PERFFILE", b"\x17\x08Dtracing6\0", bytes(data[:104]))
+    )
     data[:] = magic + rng.randbytes(rng.choice((0, 50, 5000)))
 
 
@@ -120,20 +142,22 @@ def unfinished(rng: random.Random, data: bytearray, _: list[bytes]) -> None:
     del data[rng.randrange(104, len(data)) :]
 
 
-MUTATIONS: list[Mutation] = [
-    flip_bits, truncate, splice, numbers, record_headers, zeros, noise, unfinished,
-]  # fmt: skip
+ANY: list[Mutation] = [flip_bits, truncate, splice, numbers, zeros, noise]
+PERF_DATA: list[Mutation] = [*ANY, record_headers, unfinished]
+TRACE_DAT: list[Mutation] = [*ANY, pages, pages]
 
 
-def mutate(seed: int, number: int, sources: list[bytes]) -> tuple[bytes, str]:
-    """Return a case and what it is."""
+def mutate(seed: int, number: int, sources: list[bytes]) -> tuple[bytes, str, str]:
+    """Return a case, what it is, and the engine that made the file."""
     rng = random.Random(f"{seed}/{number}")
     data = bytearray(rng.choice(sources))
-    kinds = rng.sample(MUTATIONS, rng.choice((1, 1, 1, 2)))
+    engine = "ftrace" if data.startswith(MAGIC) else "perf"
+    mutations = TRACE_DAT if engine == "ftrace" else PERF_DATA
+    kinds = rng.sample(mutations, rng.choice((1, 1, 1, 2)))
     for kind in kinds:
         if len(data) > 110:
             kind(rng, data, sources)
-    return bytes(data), "+".join(kind.__name__ for kind in kinds)
+    return bytes(data), "+".join(kind.__name__ for kind in kinds), engine
 
 
 class Hang(BaseException):
@@ -178,12 +202,17 @@ def work(seed: int, numbers: range, sources: list[bytes], pipe: int) -> None:
     signal.signal(signal.SIGALRM, _alarm)
     with tempfile.TemporaryDirectory() as folder, os.fdopen(pipe, "w") as lines:
         # Every other case is a capture, whose manifest names the events of a cut file.
-        path = Path(folder) / "perf.data"
-        by_hand = [str(path), "--start", "*:w", "--value", "v", "--pg-version", "15.18"]
-        (Path(folder) / "manifest").write_text(MANIFEST)
         for number in numbers:
-            data, kinds = mutate(seed, number, sources)
+            data, kinds, engine = mutate(seed, number, sources)
+            for old in Path(folder).iterdir():
+                old.unlink()
+            path = Path(folder) / ("perf.data" if engine == "perf" else "trace.dat")
+            by_hand = [str(path), "--start", "*:w", "--value", "v", "--pg-version", "15.18"]
+            (Path(folder) / "manifest").write_text(MANIFEST.replace("ENGINE", engine))
             path.write_bytes(data)
+            if engine == "ftrace" and number % 8 == 2:
+                # As a recorder leaves it that is killed while it puts the file together.
+                (Path(folder) / "trace.cpu0").write_bytes(data[8192:])
             print(number, kinds, "begun", 0, "", sep="\t", file=lines, flush=True)
             begun = time.monotonic()
             outcome, wrong = report(by_hand if number % 4 < 2 else [folder])
@@ -201,7 +230,9 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="run this case alone")
     parser.add_argument("files", nargs="*", type=Path, help="what to damage (default: tests/data)")
     options = parser.parse_args()
-    files = options.files or sorted((ROOT / "tests" / "data").rglob("*.data"))
+    files = options.files or sorted(
+        path for end in ("*.data", "*.dat") for path in (ROOT / "tests" / "data").rglob(end)
+    )
     sources = [path.read_bytes() for path in files]
     begun = time.monotonic()
     shares = [range(w, options.count, 2) for w in range(2)]

@@ -12,16 +12,54 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from truth import Stores, in_step, once, read_capture, resume
+from truth import Stores, once
+
+from waitfold.capture import Naming, open_capture
+from waitfold.events import CUT, STORE, transitions
 
 AROUND_NS = 200_000
+UNKNOWN = 0xFFFF_FFFF  # a store was seen, but not its value
+MOST = 100  # differences of two sequences, after which they count as out of step
 
 
 def of_backends(path: Path, pids: list[int]) -> tuple[dict[int, Stores], int, int]:
     """Return what each backend stored, how much was lost, and how much perf wrote twice."""
-    columns, lost = read_capture(path)
+    capture = open_capture(path, Naming())
+    stream = transitions(capture.files, capture.rule)
+    parts = []
+    for batch in stream:
+        batch.value[batch.mark == CUT] = UNKNOWN
+        parts.append(batch.take(np.flatnonzero((batch.mark == STORE) | (batch.mark == CUT))))
+    columns = (
+        np.concatenate([part.time_ns for part in parts]),
+        np.concatenate([part.tid for part in parts]).astype(np.int64),
+        np.concatenate([part.value for part in parts]),
+    )
     (time, tid, value), twice = once(columns)
-    return {pid: Stores(time[tid == pid], value[tid == pid]) for pid in pids}, lost, twice
+    return {pid: Stores(time[tid == pid], value[tid == pid]) for pid in pids}, stream.lost, twice
+
+
+def equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return where values are equal; an unknown one is equal to any."""
+    return (a == b) | (a == UNKNOWN) | (b == UNKNOWN)
+
+
+def in_step(a: Stores, at: int, b: Stores, other: int) -> int:
+    """Return how many values from these places on are equal."""
+    size = min(len(a.value) - at, len(b.value) - other)
+    differ = np.flatnonzero(~equal(a.value[at : at + size], b.value[other : other + size]))
+    return int(differ[0]) if len(differ) else size
+
+
+def resume(a: Stores, at: int, b: Stores, other: int) -> tuple[int, int]:
+    """Return how many of each to skip so that both go on alike; all there are, if they never do."""
+    left = len(a.value) - at, len(b.value) - other
+    for skipped in range(1, 200):
+        for more in range(skipped + 1):
+            size = min(left[0] - more, left[1] - skipped + more, 16)
+            if size > 0 and in_step(a, at + more, b, other + skipped - more) >= size:
+                return more, skipped - more
+    return left
 
 
 def differences(a: Stores, b: Stores) -> tuple[list[tuple[int, int, int, int]], list[np.ndarray]]:
@@ -30,15 +68,13 @@ def differences(a: Stores, b: Stores) -> tuple[list[tuple[int, int, int, int]], 
     apart: list[np.ndarray] = []
     at = other = 0
     while True:
-        size = in_step(a.value[at:], b.value[other:])
+        size = in_step(a, at, b, other)
         apart.append(a.time[at : at + size] - b.time[other : other + size])
         at, other = at + size, other + size
         rest = len(a.value) - at, len(b.value) - other
         if rest == (0, 0):
             return found, apart
-        skip = resume(a.after(at, 4000), b.after(other, 4000)) if min(rest) else rest
-        if skip is None:
-            skip = rest
+        skip = resume(a, at, b, other) if len(found) < MOST else rest
         found.append((at, skip[0], other, skip[1]))
         at, other = at + skip[0], other + skip[1]
 
@@ -60,12 +96,14 @@ def main() -> int:
     for path in options.captures:
         recorded[path.name], lost, twice = of_backends(path, options.pids)
         total = sum(len(stores.value) for stores in recorded[path.name].values())
+        unknown = sum(int((s.value == UNKNOWN).sum()) for s in recorded[path.name].values())
         print(
-            f"{options.name}, {path.name}: {total} transitions, lost {lost}, written twice {twice}"
+            f"{options.name}, {path.name}: {total} transitions, lost {lost}, written twice {twice}, "
+            f"value not known {unknown}"
         )
     same = True
     for one, other in combinations(recorded, 2):
-        equal = only_one = only_other = 0
+        alike = only_one = only_other = 0
         apart: list[np.ndarray] = []
         values: set[int] = set()
         shows: list[str] = []
@@ -73,8 +111,8 @@ def main() -> int:
             a, b = recorded[one][pid], recorded[other][pid]
             found, times = differences(a, b)
             apart += times
-            values |= set(np.unique(a.value).tolist())
-            equal += sum(len(part) for part in times)
+            values |= set(np.unique(a.value).tolist()) - {UNKNOWN}
+            alike += sum(len(part) for part in times)
             for at, more, beside, less in found:
                 only_one, only_other = only_one + more, only_other + less
                 near = a.time[min(at, len(a.time) - 1)]
@@ -91,7 +129,7 @@ def main() -> int:
         times_us = np.concatenate(apart) / 1000
         low, middle, high = np.percentile(times_us, (1, 50, 99))
         print(
-            f"{options.name}, {one} and {other}: equal {equal} of {len(values)} values, "
+            f"{options.name}, {one} and {other}: equal {alike} of {len(values)} values, "
             f"only {one} {only_one}, only {other} {only_other}; time less the other's, "
             f"us: p1 {low:.1f}, median {middle:.1f}, p99 {high:.1f}"
         )
