@@ -98,7 +98,7 @@ def main() -> int:
         total = sum(len(stores.value) for stores in recorded[path.name].values())
         unknown = sum(int((s.value == UNKNOWN).sum()) for s in recorded[path.name].values())
         print(
-            f"{options.name}, {path.name}: {total} transitions, lost {lost}, written twice {twice}, "
+            f"{options.name}, {path.name}: {total} stores, lost {lost}, written twice {twice}, "
             f"value not known {unknown}"
         )
     same = True
