@@ -228,11 +228,11 @@ trace_head() {
 # need not hold all twice; a trace.dat that ends in between is complete together with the files that are left.
 # It stops at the first thing that fails, also in a condition, where `set -e` does not hold.
 trace_file() {
-    local cpu file=$1/trace.dat
-    trace_start >"$file.new" && trace_table "$1" "$(stat -c %s "$file.new")" >>"$file.new" &&
-        truncate -s %$PAGE "$file.new" && mv -- "$file.new" "$file" || return 1
+    local cpu new=$1/trace.new size
+    trace_start >"$new" && size=$(stat -c %s "$new") && trace_table "$1" "$size" >>"$new" &&
+        truncate -s %$PAGE "$new" && mv -- "$new" "$1/trace.dat" || return 1
     for ((cpu = 0; cpu < cpus; cpu++)); do
-        cat "$1/trace.cpu$cpu" >>"$file" && rm -- "$1/trace.cpu$cpu" || return 1
+        cat "$1/trace.cpu$cpu" >>"$1/trace.dat" && rm -- "$1/trace.cpu$cpu" || return 1
     done
 }
 

@@ -151,7 +151,7 @@ def test_the_drainer_finishes_for_a_killed_recorder(cluster: Cluster, tmp_path: 
             session.run("SELECT pg_sleep(0.01)")
         recorder.process.kill()
         recorder.process.communicate()
-        for _ in range(50):
+        for _ in range(200):
             if not left.exists():
                 break
             time.sleep(0.1)

@@ -120,7 +120,9 @@ class TraceDat:
                     f"{self.path} was cut short: CPU {pages.cpu} should have {pages.size} bytes at "
                     f"byte {pages.offset}, but the file has {head.size}. What is there is read."
                 )
-            self._add(replace(pages, size=max(min(pages.size, head.size - pages.offset), 0)))
+            there = min(pages.offset, head.size)
+            size = min(pages.size, head.size - there)
+            self._add(replace(pages, offset=there, size=size))
         for cpu, path in sorted(parts.items()):
             self._add(Pages(cpu, path, 0, path.stat().st_size, 0))
 
@@ -440,7 +442,8 @@ class _CpuSource:
     def _walk(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the events begin, and their times.
 
-        All pages take one step at a time, from each its next record.
+        Most pages hold events of one length. Where that ends, all pages take one step at a time,
+        from each its next record.
         """
         each, first = self._data.page_size // 4, self._data.data_at // 4
         page = np.arange(0, len(words), each)
@@ -454,9 +457,10 @@ class _CpuSource:
 
         is_event = np.zeros(len(words), np.bool_)
         time_at = np.empty(len(words), np.int64)
-        ended = begun.copy()
-        row = np.flatnonzero(size)
-        at, end, time = page[row] + first, page[row] + first + size[row] // 4, begun[row]
+        at, ended = self._alike(words, size, begun, is_event, time_at)
+        end = page + first + size // 4
+        row = np.flatnonzero(at < end)
+        at, end, time = at[row], end[row], ended[row]
         while len(row):
             head = words[at]
             kind = (head & 31).astype(np.int64)
@@ -480,6 +484,35 @@ class _CpuSource:
         self._gaps(words, page, begun, ended, size)
         events = np.flatnonzero(is_event)
         return events, time_at[events]
+
+    def _alike(
+        self,
+        words: NDArray[np.uint32],
+        size: NDArray[np.int64],
+        begun: NDArray[np.int64],
+        is_event: NDArray[np.bool_],
+        time_at: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Take down the events at the start of each page that are as long as most.
+
+        Return where in each page the walk goes on, and the time of the event before that.
+        """
+        each, first = self._data.page_size // 4, self._data.data_at // 4
+        at = np.arange(0, len(words), each) + first
+        kind = int(np.bincount(words[at[size > 0]] & 31, minlength=1).argmax())
+        if not 0 < kind < _PADDING:
+            return at, begun.copy()
+        step = kind + 1
+        heads = words.reshape(-1, each)[:, first::step]
+        number = np.arange(heads.shape[1])
+        # Each that is alike proves where the next one begins.
+        alike = (heads & 31 == kind) & (number < (size // (4 * step))[:, None])
+        run = np.where(alike.all(axis=1), len(number), alike.argmin(axis=1))
+        time = begun[:, None] + np.cumsum(heads >> 5, axis=1, dtype=np.int64)
+        time_at.reshape(-1, each)[:, first::step] = time
+        is_event.reshape(-1, each)[:, first::step] = number < run[:, None]
+        last = time[np.arange(len(at)), np.maximum(run, 1) - 1]
+        return at + run * step, np.where(run > 0, last, begun)
 
     def _rare(
         self,
