@@ -259,9 +259,9 @@ def by_text(capture: Path, probe_set: ProbeSet) -> Iterator[tuple[int, int, int]
         begun = open_.setdefault(tid, [])
         if starts and begun and probe_set.continued:
             assert len(begun) == 1
-            if said.get(tid) == values:
+            if said.get(tid) == values.partition("text=")[2]:
                 continue
-        said[tid] = values
+        said[tid] = values.partition("text=")[2]
         if probe_set.nested and event not in probe_set.resets:
             ended = [] if starts else begun[-1:]
         else:
