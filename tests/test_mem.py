@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -61,6 +62,26 @@ def stored(capture: Path, pid: int) -> tuple[Any, Transitions]:
     assert stream.warnings == []
     rows = (everything.pid == pid) & (everything.mark == STORE)
     return opened, everything.take(np.flatnonzero(rows))
+
+
+@pytest.fixture
+def busy(cluster: Cluster) -> Iterator[int]:
+    """A backend that runs short queries without end."""
+    pgbench = subprocess.Popen(
+        cluster.pgbench("-n", "-S", "-M", "prepared", "-c", "1", "-T", "600"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    pid = ""
+    while not pid:
+        pid = cluster.sql(
+            # Its first connection only asks for the server's version.
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench'"
+            " AND backend_start < clock_timestamp() - interval '1 s'"
+        )
+    yield int(pid)
+    pgbench.terminate()
+    pgbench.wait()
 
 
 ## What is seen
@@ -189,6 +210,30 @@ def test_a_perf_that_was_killed(cluster: Cluster, tmp_path: Path) -> None:
         ["", "", "start", ""],
         ["start", ""],
     )
+
+
+def test_losses(cluster: Cluster, busy: int, tmp_path: Path) -> None:
+    """What is lost of one backend is counted, and cuts the waits of that one alone."""
+    capture = tmp_path / "capture"
+    with cluster.session() as quiet:
+        recorder = Recorder("-m", "mem", "-p", f"{quiet.pid},{busy}", "-o", capture)
+        file = attached(capture)[busy][4]
+        (perf,) = (p for p in perf_of(capture) if file in Path(f"/proc/{p}/cmdline").read_text())
+        quiet.send("SELECT pg_sleep(4)")
+        os.kill(perf, signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(perf, signal.SIGCONT)
+        quiet.wait()
+        assert recorder.end() == 0, recorder.said
+    result = report(capture)
+    assert result["lost"] > 100
+    assert re.search(r"LOST \d+ SAMPLES in [1-9]", waitfold("report", capture).stdout)
+    rows = waits(capture)
+    # Of the busy one a wait was cut, unless it worked just then.
+    assert set(rows[rows["flags"] == "lost"]["pid"]) <= {busy}
+    busy_waits = rows[(rows["pid"] == busy) & (rows["flags"] == "")]
+    assert busy_waits["dur_ns"].max() < 1_000_000_000
+    assert len(sleeps(capture, quiet.pid)) == 1
 
 
 def test_max_size(cluster: Cluster, tmp_path: Path) -> None:
@@ -324,26 +369,6 @@ def test_somebody_elses_server(cluster: Cluster) -> None:
 
 
 ## Against other ways to see the same
-
-
-@pytest.fixture
-def busy(cluster: Cluster) -> Iterator[int]:
-    """A backend that runs short queries without end."""
-    pgbench = subprocess.Popen(
-        cluster.pgbench("-n", "-S", "-M", "prepared", "-c", "1", "-T", "600"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    pid = ""
-    while not pid:
-        pid = cluster.sql(
-            # Its first connection only asks for the server's version.
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench'"
-            " AND backend_start < clock_timestamp() - interval '1 s'"
-        )
-    yield int(pid)
-    pgbench.terminate()
-    pgbench.wait()
 
 
 def in_step(least: int, one: list[int], other: list[int]) -> None:

@@ -19,8 +19,8 @@ from .perfdata import Event, Field, Layout, PerfData, Piece
 STORE, FORK, EXIT, RESET, ATTACH, CUT = 0, 1, 2, 3, 4, 5
 """Marks of a transition: a store, the thread begins (not waiting), the thread ends, a reset.
 
-ATTACH: recording of the thread begins, and `value` is what it waits for. CUT: it stored what is
-not known.
+ATTACH: recording of the thread begins, and `value` is what it waits for. CUT: what it stored is
+not known, or what it stores from then on until its next transition.
 """
 
 ENDED = 1 << 31
@@ -250,6 +250,8 @@ class TransitionStream:
     """samples that were only a repetition of the one before; counted by pair()"""
     lost: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    cuts: int = 0
+    """gaps that concern one thread alone; there it has a transition marked CUT"""
     first_ns: int | None = None
     last_ns: int | None = None
     warnings: list[str] = field(default_factory=list)
@@ -357,7 +359,7 @@ def _ordered(
         full = rows >= _HELD_MAX
         if not rows or (going and not full and (rows < _BATCH or complete <= floor)):
             continue
-        batch = _sorted(joined(held))
+        batch = in_order(joined(held))
         early = int(np.searchsorted(batch.time_ns, floor, "left"))
         if early:
             # Stored before something that has been handed on; the order cannot be mended.
@@ -389,7 +391,8 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
     )
 
 
-def _sorted(batch: Transitions) -> Transitions:
+def in_order(batch: Transitions) -> Transitions:
+    """Return the rows in the order of time."""
     time = batch.time_ns
     if (time[1:] >= time[:-1]).all():
         return batch

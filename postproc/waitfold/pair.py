@@ -190,7 +190,7 @@ class _Threads:
         mark: NDArray[np.uint8] | None,
         ends: NDArray[np.int64],
     ) -> Intervals:
-        """Return intervals; those whose end has the mark EXIT were open then, CUT and ATTACH cut."""
+        """Return intervals: open ones where EXIT is their end's mark, cut ones by CUT, ATTACH."""
         flags = np.zeros(len(thread), np.uint8)
         if mark is not None:
             flags[mark[ends] == EXIT] = END

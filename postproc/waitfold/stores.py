@@ -27,6 +27,7 @@ from waitfold.events import (
     Transitions,
     TransitionStream,
     Use,
+    in_order,
     joined,
 )
 from waitfold.perfdata import PerfData
@@ -199,26 +200,26 @@ class WatchFile:
     def sources(self, rule: Rule, stream: TransitionStream) -> list[WatchSource]:
         """Return what reads it."""
         assert isinstance(rule, StoreRule)
-        return [
-            WatchSource(PerfSource(self._data, rule, stream), self._attached, rule.stores, stream)
-        ]
+        return [WatchSource(self._data, self._attached, rule, stream)]
 
 
 class WatchSource:
     """A backend's transitions from when it was attached to."""
 
     def __init__(
-        self, source: PerfSource, attached: Attachment, stores: Stores, stream: TransitionStream
+        self, data: PerfData, attached: Attachment, rule: StoreRule, stream: TransitionStream
     ) -> None:
         assert attached.attached_ns is not None and attached.read_ns is not None
-        self.data_size = source.data_size
+        self._own = TransitionStream()  # its gaps concern this backend alone
+        self._source = PerfSource(data, rule, self._own)
+        self.data_size = data.data_size
         self.done = 0
         # So that files are opened one after the other, as their backends were born.
         self.complete = attached.attached_ns - 1
-        self._source = source
         self._attached = attached
         self._since, self._read_ns = attached.attached_ns, attached.read_ns
-        self._stores = stores
+        self._last = self._since
+        self._stores = rule.stores
         self._stream = stream
         self._begun = False
 
@@ -228,7 +229,8 @@ class WatchSource:
         self.done = self._source.done
         self.complete = max(self._source.complete, self._since)
         if batch is not None:
-            batch = self._checked(batch)
+            batch = self._with_cuts(self._checked(batch))
+            self._count()
         if self._begun:
             return batch
         self._begun = True
@@ -238,11 +240,40 @@ class WatchSource:
     def close(self) -> None:
         """Add up what was lost and what could not be decoded, once all is read."""
         self._source.close()
+        self._stream.lost += self._own.lost
+        # Which are known only now: lost behind the last record.
+        self._stream.gaps += self._own.gaps
         self._stream.warnings += self._stores.warnings()
+
+    def _count(self) -> None:
+        own, stream = self._own, self._stream
+        stream.samples += own.samples
+        own.samples = 0
+        if own.first_ns is not None and own.last_ns is not None:
+            stream.first_ns = min(own.first_ns, stream.first_ns or own.first_ns)
+            stream.last_ns = max(own.last_ns, stream.last_ns or 0)
+
+    def _with_cuts(self, batch: Transitions) -> Transitions:
+        """Return a batch with a row marked CUT where records were lost.
+
+        The file is of one buffer, so that is right behind the record before.
+        """
+        cuts = []
+        for _, until in self._own.gaps:
+            row = int(np.searchsorted(batch.time_ns, until, "left"))
+            cuts.append(int(batch.time_ns[row - 1]) if row else self._last)
+        self._stream.cuts += len(cuts)
+        self._own.gaps.clear()
+        if len(batch):
+            self._last = int(batch.time_ns[-1])
+        if not cuts:
+            return batch
+        rows = [self._row(time, 0, CUT) for time in cuts]
+        return in_order(joined([batch, *rows]))
 
     def _checked(self, batch: Transitions) -> Transitions:
         """Return the rows since it was attached to; marked CUT where nothing is decoded."""
-        batch = batch.take(np.flatnonzero(batch.time_ns > self._since))
+        batch = in_order(batch.take(np.flatnonzero(batch.time_ns > self._since)))
         unknown = (batch.value == _UNDECODED) & (batch.mark == STORE)
         if unknown.any():
             batch.value[unknown] = 0
@@ -251,12 +282,16 @@ class WatchSource:
 
     def _beginning(self, batch: Transitions | None) -> Transitions:
         """Return the first row: what it waited for when it was attached to, 0 if not known."""
-        pid, wait = self._attached.pid, self._attached.wait
+        wait = self._attached.wait
         if batch is not None and len(batch) and int(batch.time_ns[0]) <= self._read_ns:
             wait = 0  # it was read before or after that
+        return self._row(self._since, wait, ATTACH)
+
+    def _row(self, time_ns: int, value: int, mark: int) -> Transitions:
+        pid = self._attached.pid
         return Transitions(
-            np.array([self._since], np.int64),
+            np.array([time_ns], np.int64),
             np.array([pid << 32 | pid], np.uint64),
-            np.array([wait], np.uint32),
-            np.array([ATTACH], np.uint8),
+            np.array([value], np.uint32),
+            np.array([mark], np.uint8),
         )

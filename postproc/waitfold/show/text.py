@@ -133,7 +133,7 @@ def _head(analysis: Analysis, warnings: list[str]) -> list[str]:
         processes.append(f"{types[UNKNOWN]} of unknown type")
     lost = "no samples lost"
     if stream.lost:
-        lost = f"LOST {stream.lost} SAMPLES in {_plural(len(stream.gaps), 'gap')}"
+        lost = f"LOST {stream.lost} SAMPLES in {_plural(len(stream.gaps) + stream.cuts, 'gap')}"
     cut = analysis.censored
     db_time = analysis.db_time_ns()
     sessions = db_time / analysis.window_ns if analysis.window_ns else 0.0
