@@ -115,6 +115,7 @@ class Psql:
             text=True,
         )
         self.pid = int(self.run("SELECT pg_backend_pid()")[0])
+        self.host_pid = self.pid  # another one for a server in a pid namespace of its own
         # A new backend's latch is set by its own start (SwitchToSharedLatch) until its first
         # wait for the client. Until then a pg_sleep wakes at once and goes on: an interval
         # more, of microseconds.
@@ -143,7 +144,7 @@ class Psql:
     def close(self) -> None:
         """End the session, and wait until its backend has gone."""
         self.process.communicate()
-        while Path(f"/proc/{self.pid}").exists():
+        while Path(f"/proc/{self.host_pid}").exists():
             time.sleep(0.01)
 
 
