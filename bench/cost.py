@@ -12,64 +12,102 @@ import pandas as pd
 
 from waitfold.capture import Naming, open_capture
 from waitfold.events import STORE, transitions
-from waitfold.perfdata import LOST, PerfData
+
+# Without transitions of its own: those of this way in the same round stand for them.
+COUNTED = {"usdt-untraced": "usdt-usdt-ftrace", "nop5-untraced": "nop5-usdt-ftrace"}
+
+RATIOS = [
+    ("plain-sites-ftrace", "usdt-bpftrace"),
+    ("usdt-usdt-ftrace", "usdt-bpftrace"),
+    ("plain-sites-perf", "usdt-bpftrace"),
+    ("usdt-usdt-perf", "usdt-bpftrace"),
+    ("nop5-usdt-ftrace", "usdt-usdt-ftrace"),
+    ("nop5-usdt-perf", "usdt-usdt-perf"),
+    ("plain-mem-perf", "plain-bpftrace"),
+    ("plain-sites-ftrace", "plain-mem-perf"),
+]
 
 
-def count(variant: str, folder: Path, pids: list[int]) -> int:
+def count(way: str, folder: Path, pids: list[int]) -> int:
     """Return how many transitions of the sessions the tracer saw, those included that it lost."""
-    if variant == "sites":
-        capture = open_capture(folder / "sites", Naming())
-        stream = transitions(capture.files, capture.rule)
-        seen = sum(
-            int((np.isin(batch.tid, pids) & (batch.mark == STORE)).sum()) for batch in stream
-        )
-        return seen + stream.lost
-    if variant == "mem":
-        pieces = PerfData(folder / "mem").pieces()
-        return sum(
-            len(piece.samples)
-            + sum(int(piece.words[at + 2]) for at in piece.others if piece.words[at] & 0xFF == LOST)
-            for piece in pieces
-        )
-    if variant == "bpftrace":
-        texts = [(folder / f"bpftrace.{pid}").read_text() for pid in pids]
-        return sum(int(number) for text in texts for number in re.findall(r"^@: (\d+)", text, re.M))
-    return 0
+    if way == "untraced":
+        return 0
+    if way == "bpftrace":
+        texts = [path.read_text() for path in folder.glob("bpftrace.*[0-9]")]
+        # Sums so far, one each second: the last one counts.
+        return sum(int(re.findall(r"^@: (\d+)", text, re.MULTILINE)[-1]) for text in texts)
+    capture = open_capture(folder / "capture", Naming())
+    stream = transitions(capture.files, capture.rule)
+    seen = sum(int((np.isin(batch.tid, pids) & (batch.mark == STORE)).sum()) for batch in stream)
+    return seen + stream.lost
 
 
-def spread(values: pd.Series[float], digits: int, unit: str = "") -> str:
+def spread(values: pd.Series[float], digits: int) -> str:
     """Return median and quartiles."""
     low, middle, high = np.percentile(values, (25, 50, 75))
-    return f"{middle:.{digits}f}{unit} ({low:.{digits}f} .. {high:.{digits}f})"
+    return f"{middle:.{digits}f} ({low:.{digits}f} .. {high:.{digits}f})"
 
 
-def show(path: Path) -> None:
-    """Print a line for each workload and variant; a round is compared with its own untraced run."""
+def table(path: Path) -> pd.DataFrame:
+    """Return the runs, each compared with the untraced one on the same server in its round."""
     runs = pd.read_csv(path, sep="\t")
     runs["cpu_us"] = runs.cpu_ns / runs.transactions / 1000
     runs["tps"] = runs.transactions / runs.took_ns * 1e9
-    untraced = runs[runs.variant == "untraced"].set_index(["workload", "round"])
-    runs = runs.join(untraced[["cpu_us", "tps"]].add_suffix("_untraced"), on=["workload", "round"])
-    runs["per_transaction"] = runs.transitions / runs.transactions
-    runs["added_us"] = (runs.cpu_us - runs.cpu_us_untraced) / runs.per_transaction
-    runs["ratio"] = runs.cpu_us / runs.cpu_us_untraced
-    runs["own_us"] = runs.own_ns / runs.transitions / 1000
-    runs["slower"] = 100 * (runs.tps / runs.tps_untraced - 1)
-    print("median (quartiles) of the rounds; CPU of the two backends unless said otherwise")
-    for (workload, variant), some in runs.groupby(["workload", "variant"], sort=False):
+    by = runs.set_index(["workload", "round", "variant"])
+    keys = [(w, r, v) for w, r, v in zip(runs.workload, runs["round"], runs.variant, strict=True)]
+    base = [
+        (w, r, "plain-untraced" if v.endswith("untraced") else v.partition("-")[0] + "-untraced")
+        for w, r, v in keys
+    ]
+    counted = [(w, r, COUNTED.get(v, v)) for w, r, v in keys]
+    runs["cpu_base"] = by.cpu_us.loc[base].to_numpy()
+    runs["tps_base"] = by.tps.loc[base].to_numpy()
+    runs["per_transaction"] = (by.transitions / by.transactions).loc[counted].to_numpy()
+    runs["added_us"] = (runs.cpu_us - runs.cpu_base) / runs.per_transaction
+    runs["ratio"] = runs.cpu_us / runs.cpu_base
+    runs["own_us"] = runs.own_ns / runs.transitions.where(runs.transitions > 0) / 1000
+    runs["slower"] = 100 * (1 - runs.tps / runs.tps_base)
+    return runs
+
+
+def show(path: Path) -> None:
+    """Print a table for each workload, and the ratios of what is added."""
+    runs = table(path)
+    print(
+        "Median (quartiles) of the rounds; CPU of the two backends, of the tracer where it says so."
+    )
+    for workload, of in runs.groupby("workload", sort=False):
         print(
-            f"{workload}, {variant}: {len(some)} rounds of {some.transactions.iloc[0]} transactions"
+            f"\n{workload}: {of['round'].nunique()} rounds of {of.transactions.iloc[0]} "
+            "transactions\n"
         )
-        print(f"    CPU per transaction, us       {spread(some.cpu_us, 1)}")
-        print(f"    transactions per second       {spread(some.tps, 0)}")
-        if variant == "untraced":
-            continue
-        print(f"    transitions per transaction   {spread(some.per_transaction, 2)}")
-        print(f"    CPU added per transition, us  {spread(some.added_us, 2)}")
-        print(f"    CPU, ratio to untraced        {spread(some.ratio, 2)}")
-        print(f"    the same, less than untraced  {spread(-some.slower, 1, ' %')}")
-        if not some.own_us.isna().any():
-            print(f"    tracer's own CPU, us a transition {spread(some.own_us, 2)}")
+        print(
+            "| server, tracer | CPU a transaction, us | **added a transition, us** "
+            "| ratio to untraced | tracer's own, us a transition | transitions a transaction "
+            "| fewer a second, % |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        for variant in sorted(
+            of.variant.unique(), key=lambda v: (v.partition("-")[0] != "plain", v)
+        ):
+            some = of[of.variant == variant]
+            cells = [variant.replace("-", ", ", 1), spread(some.cpu_us, 1)]
+            if variant == "plain-untraced":
+                cells += [""] * 5
+            else:
+                cells += [f"**{spread(some.added_us, 2)}**", spread(some.ratio, 2)]
+                own = some.own_us.dropna()
+                cells.append(spread(own, 2) if len(own) else "")
+                cells.append(spread(some.per_transaction, 2) if variant not in COUNTED else "")
+                cells.append(spread(some.slower, 0))
+            print(f"| {' | '.join(cells)} |")
+        added = of.pivot(index="round", columns="variant", values="added_us")
+        print()
+        for one, other in RATIOS:
+            print(
+                f"added by {one} to that by {other}, of the same round: "
+                f"{spread(added[one] / added[other], 2)}"
+            )
 
 
 def main() -> None:
@@ -77,13 +115,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     counting = verbs.add_parser("count")
-    counting.add_argument("variant")
+    counting.add_argument("way")
     counting.add_argument("folder", type=Path)
     counting.add_argument("pids", type=int, nargs="+")
     verbs.add_parser("show").add_argument("table", type=Path)
     options = parser.parse_args()
     if options.verb == "count":
-        print(f"\t{count(options.variant, options.folder, options.pids)}")
+        print(f"\t{count(options.way, options.folder, options.pids)}")
     else:
         show(options.table)
 

@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
 # cost.sh - the CPU that tracing adds to a backend, for each transition.
 #
-# usage: make cost             (or bench/cost.sh [ROUNDS [SECONDS]])
+# usage: make cost WAITFOLD_USDT=PREFIX      (or bench/cost.sh [ROUNDS [SECONDS]])
 #
-# Two pgbench sessions do the same number of transactions (SECONDS of them, untraced) untraced and traced by
-#   sites      waitfold-record
-#   mem        perf record -e mem:ADDRESS/4:w, a hardware breakpoint
-#   bpftrace   a watchpoint on the same address that only counts
-# Each round has all four, in an order that changes from round to round. A lock on the table holds the
+# Two pgbench sessions do the same number of transactions (SECONDS of them, untraced), on three servers that differ
+# only in their wait__event probes: a plain one has none (PREFIX-plain, or the stock one), PREFIX has them with nops of
+# one byte, PREFIX-nop5 with nops of five. On each untraced and traced by
+#   SERVER-untraced                     nothing records: what the probes cost by themselves
+#   plain-sites-ftrace, -sites-perf, -mem-perf, usdt-usdt-ftrace, -usdt-perf, nop5-usdt-ftrace, -usdt-perf
+#                                       waitfold-record
+#   usdt-bpftrace                       bpftrace on the same wait__event probes, that only counts
+#   plain-bpftrace                      a bpftrace watchpoint on each wait_event_info, that only counts
+# (bpftrace cannot count at the sites: it puts no uprobe inside a function, and the kernel refuses its kind of
+# program on an event of uprobe_events.)
+# Each round has all of them, in an order that changes from round to round. A lock on the table holds the
 # sessions back until the tracer is attached, so that its start is not counted. The CPU of the
 # backends is what the postmaster collects when they have ended, less what they had used at the lock; that
-# of a tracer is what its processes use in the same time. mem and bpftrace do less than sites: neither
-# its sample nor its counter carries the value that was stored.
+# of a tracer is what its processes use in the same time.
 #
-# needs: what `make deps` installs; root; a machine with nothing else to do.
+# needs: what `make deps` installs; root; servers by `make usdt-postgres`, with NOP5=1, and with PLAIN=1; a machine with
+#   nothing else to do.
 set -euo pipefail
 
 # shellcheck source=bench/lib.bash
@@ -23,13 +29,8 @@ rounds=${1:-5} seconds=${2:-5}
 readonly LIMIT=300 # seconds for what should take a fraction of it
 TICK_US=$((1000000 / $(getconf CLK_TCK)))
 readonly TICK_US
-# Each follows each other one once.
-readonly ORDERS=(
-    'untraced sites bpftrace mem'
-    'sites mem untraced bpftrace'
-    'mem bpftrace sites untraced'
-    'bpftrace untraced mem sites'
-)
+readonly VARIANTS=(plain-untraced plain-sites-ftrace usdt-usdt-perf nop5-usdt-ftrace usdt-bpftrace plain-mem-perf
+    usdt-untraced nop5-usdt-perf plain-sites-perf nop5-untraced plain-bpftrace usdt-usdt-ftrace)
 
 # cpu_us PID...: sets REPLY to the CPU that they, and their children that have ended, have used.
 cpu_us() {
@@ -44,60 +45,76 @@ cpu_us() {
     REPLY=$sum
 }
 
-# trace_VARIANT PID PID: attaches to the sessions and sets REPLY to what is to be ended.
-trace_untraced() { REPLY=''; }
+declare -A port=() locker=() prefix=()
 
-trace_sites() {
-    timeout $LIMIT "$RECORD" -D "$DATA" -o "$WORK/sites" 2>"$WORK/sites.log" &
-    await "$WORK/sites.log" 'recording PostgreSQL' 60
+# add_server NAME BIN
+add_server() {
+    BIN=$2
+    start_server 20 'shared_buffers = 8MB'
+    start_locker
+    port[$1]=$PGPORT locker[$1]=$LOCKER prefix[$1]=$BIN
+    "$ROOT/scripts/waitfold-probes" sites "$BIN/postgres" >"$WORK/$1.tsv"
+}
+
+use_server() {
+    PGPORT=${port[$1]} LOCKER=${locker[$1]} BIN=${prefix[$1]} DATA=$WORK/data.${port[$1]}
+    look_at_server
+}
+
+# trace SERVER WAY PID PID: attaches to the sessions and sets REPLY to what is to be ended.
+trace() {
+    local server=$1 way=$2 pid all=''
+    shift 2
+    case $way in
+        untraced) REPLY='' ;;
+        bpftrace)
+            if [[ $server == plain ]]; then
+                for pid; do
+                    wait_event_address "$pid"
+                    count_by_bpftrace -p "$pid" -e "watchpoint:$REPLY:4:w { @ = count(); }"
+                    all+=" $REPLY"
+                done
+                REPLY=$all
+            else
+                local binary=$BIN/postgres:postgresql:wait__event__
+                count_by_bpftrace -e "usdt:${binary}start { @ = count(); } usdt:${binary}end { @ = count(); }"
+            fi
+            ;;
+        *)
+            local options=(-D "$DATA" -m "${way%-*}" --engine "${way#*-}" -o "$WORK/capture")
+            [[ $way == usdt-* ]] || options+=(--sites "$WORK/$server.tsv")
+            rm -f -- "$WORK/record.log"
+            timeout $LIMIT "$RECORD" "${options[@]}" 2>"$WORK/record.log" &
+            REPLY=$!
+            await "$WORK/record.log" 'recording PostgreSQL' 60
+            ;;
+    esac
+}
+
+# count_by_bpftrace OPTION...: one more bpftrace. It prints its sum each second, as it takes 20 s to end.
+count_by_bpftrace() {
+    local out=$WORK/bpftrace.$#.$RANDOM$RANDOM
+    timeout $LIMIT bpftrace -o "$out" "${@:1:$#-1}" "${!#} interval:s:1 { print(@); }" >/dev/null 2>"$out.log" &
     REPLY=$!
+    await "$out" Attaching 30
+    await "$out" @: 60
 }
 
-trace_mem() {
-    local pid events=()
-    for pid; do
-        wait_event_address "$pid"
-        events+=(-e "mem:$REPLY/4:w")
-    done
-    # The session that holds the lock outlives the two, and so perf does until it is told to end.
-    timeout $LIMIT perf record -o "$WORK/mem" -k CLOCK_MONOTONIC -m 1M -B -N -c 1 "${events[@]}" \
-        -p "$1,$2,$locker" >"$WORK/mem.log" 2>&1 &
-    sleep 2
-    REPLY=$!
-}
-
-trace_bpftrace() {
-    local pid all=''
-    for pid; do
-        wait_event_address "$pid"
-        timeout $LIMIT bpftrace -p "$pid" -o "$WORK/bpftrace.$pid" -e "watchpoint:$REPLY:4:w { @ = count(); }" \
-            >/dev/null 2>"$WORK/bpftrace.$pid.log" &
-        all+=" $!"
-    done
-    for pid; do
-        await "$WORK/bpftrace.$pid" 'Attaching 1 probe' 30
-    done
-    sleep 2
-    REPLY=$all
-}
-
-# measure WORKLOAD ROUND VARIANT TRANSACTIONS PGBENCH-OPTION...: adds a line to $WORK/cost.
+# measure WORKLOAD ROUND SERVER-WAY TRANSACTIONS PGBENCH-OPTION...: adds a line to $WORK/cost.
 measure() {
-    local workload=$1 round=$2 variant=$3 transactions=$4
+    local workload=$1 round=$2 server=${3%%-*} way=${3#*-} transactions=$4
     local pgbench pids pid tracers all run at_lock=0 own before begun took
     shift 4
-    rm -rf -- "$WORK"/{sites,mem,bpftrace}*
+    use_server "$server"
+    rm -rf -- "$WORK/capture" "$WORK"/bpftrace.*
     sql CHECKPOINT
-    echo 'BEGIN; LOCK TABLE pgbench_accounts;' >&"$lock"
-    until [[ $(sql "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND relation = 'pgbench_accounts'::regclass") == 1 ]]; do
-        sleep 0.1
-    done
+    hold_back
     timeout $LIMIT "$CLIENT/pgbench" -n -c 2 -j 2 -t $((transactions / 2)) "$@" >"$WORK/pgbench" 2>&1 &
     pgbench=$!
     pgbench_pids 2 "wait_event = 'relation'"
     pids=$REPLY
     # shellcheck disable=SC2086 # words are wanted
-    "trace_$variant" $pids
+    trace "$server" "$way" $pids
     tracers=$REPLY
     # shellcheck disable=SC2086
     family $tracers
@@ -111,48 +128,57 @@ measure() {
     cpu_us "$POSTMASTER" && before=$REPLY
     monotonic_ns && begun=$REPLY
 
-    echo 'ROLLBACK;' >&"$lock"
+    release
     wait "$pgbench" || die "pgbench: $(tail -n 3 "$WORK/pgbench")"
     monotonic_ns && took=$((REPLY - begun))
     # shellcheck disable=SC2086
     cpu_us $all && own=$(((REPLY - own) * 1000))
-    # bpftrace ends with its backend, before it can be asked; it works in the kernel, in the backend's time.
-    [[ $variant != bpftrace ]] || own=nan
+    # bpftrace counts in the kernel, in the backend's time; one of a process ends with it.
+    [[ $way != bpftrace ]] || own=nan
     for pid in $pids; do
         await_end "$pid" 10 || die "backend $pid does not end"
     done
     cpu_us "$POSTMASTER"
-    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s' "$workload" "$round" "$variant" "$transactions" "$took" \
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s' "$workload" "$round" "$server-$way" "$transactions" "$took" \
         $(((REPLY - before - at_lock) * 1000)) "$own" >>"$WORK/cost"
+    # For the last sum of bpftrace's.
+    [[ $way != bpftrace ]] || sleep 1.5
     for pid in $tracers; do
-        [[ $variant == bpftrace ]] || kill "$pid"
+        kill "$pid" 2>/dev/null || true
         wait "$pid" || true
     done
     # shellcheck disable=SC2086
-    "$PYTHON" "$ROOT/bench/cost.py" count "$variant" "$WORK" $pids >>"$WORK/cost"
+    "$PYTHON" "$ROOT/bench/cost.py" count "$way" "$WORK" $pids >>"$WORK/cost"
     say "$(tail -n 1 "$WORK/cost")"
 }
 
 # bench WORKLOAD PGBENCH-OPTION...
 bench() {
-    local workload=$1 round variant transactions
+    local workload=$1 round transactions i way
     shift
+    use_server plain
     timeout 60 "$CLIENT/pgbench" -n -c 2 -j 2 -T 5 "$@" >"$WORK/pgbench" 2>&1
     transactions=$(awk -F '[: ]+' -v s="$seconds" '/^number of transactions actually/ { print 2 * int($NF * s / 10) }' "$WORK/pgbench")
     for ((round = 0; round < rounds; round++)); do
-        for variant in ${ORDERS[round % 4]}; do
-            measure "$workload" "$round" "$variant" "$transactions" "$@"
+        for ((i = 0; i < ${#VARIANTS[@]}; i++)); do
+            # Begun elsewhere, and every other time backwards.
+            if ((round % 2)); then way=${VARIANTS[-1 - (i + 5 * round) % ${#VARIANTS[@]}]}; else way=${VARIANTS[(i + 5 * round) % ${#VARIANTS[@]}]}; fi
+            measure "$workload" "$round" "$way" "$transactions" "$@"
         done
     done
 }
 
-start_server 20 'shared_buffers = 8MB'
+[[ -n ${WAITFOLD_USDT-} && -x $WAITFOLD_USDT-nop5/bin/postgres ]] ||
+    die "name a server with the wait__event probes: WAITFOLD_USDT=PREFIX, and PREFIX-nop5 beside it (make usdt-postgres)"
+plain=$WAITFOLD_USDT-plain/bin
+[[ -x $plain/postgres ]] || {
+    plain=''
+    say "no $WAITFOLD_USDT-plain: the stock server, which was compiled otherwise, stands for one without probes"
+}
+add_server plain "$plain"
+add_server usdt "$WAITFOLD_USDT/bin"
+add_server nop5 "$WAITFOLD_USDT-nop5/bin"
 about_host
-mkfifo "$WORK/lock"
-exec {lock}<>"$WORK/lock"
-"$CLIENT/psql" -Xq <&"$lock" >>"$WORK/log" 2>&1 &
-sleep 1
-locker=$(sql "SELECT pid FROM pg_stat_activity WHERE application_name = 'psql' AND pid <> pg_backend_pid()")
 printf 'workload\tround\tvariant\ttransactions\ttook_ns\tcpu_ns\town_ns\ttransitions\n' >"$WORK/cost"
 bench select-only -S -M prepared
 bench tpcb -M prepared
