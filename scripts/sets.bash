@@ -55,6 +55,7 @@ read_set() {
 define_set_probes() {
     local group=$1 exe=$2 event probe given
     read_set "$3"
+    ((${#SET_EVENTS[@]})) || die "the set \"$3\" has no probes of its own: it reads those that others registered"
     check_set
     # Reading the notes takes a while, and all sets read the same.
     if [[ ${NOTES_OF-} != "$exe" ]]; then

@@ -358,6 +358,13 @@ def test_without_dtrace(tmp_path: Path) -> None:
     assert "--enable-dtrace" in said
 
 
+def test_set_of_others() -> None:
+    """A set that names what somebody else registered cannot be recorded."""
+    status, said = define(PG_BIN / "postgres", "15.18", "wait-event-usdt")
+    assert status == 1
+    assert "has no probes of its own" in said
+
+
 @pytest.mark.parametrize(
     ("probe_set", "version", "words"),
     [
