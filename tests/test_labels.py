@@ -363,3 +363,15 @@ def test_damaged(tmp_path: Path, seed: int) -> None:
     for name in ("query", "sort"):
         with contextlib.suppress(PerfDataError, WaitfoldError):
             analyse_set(open_capture(folder, Naming()), name)
+
+
+def test_bare_file(tmp_path: Path) -> None:
+    """A perf.data by itself has the sets whose events are all there."""
+    naming = Naming(pg_version="15.18")
+    bare = open_capture(DATA / "sets/perf.data", naming)
+    assert set(bare.sets) == set(open_capture(DATA / "sets", Naming()).sets)
+    assert names(bare, "sort") == {"heap disk": 1, "index memory": 2, "heap memory": 2}
+    renamed = tmp_path / "perf.data"
+    content = (DATA / "sets/perf.data").read_bytes()
+    renamed.write_bytes(content.replace(b"sort_done", b"sort_dont"))
+    assert "sort" not in open_capture(renamed, naming).sets

@@ -12,12 +12,13 @@ from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, 
 from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
 from waitfold.perfdata import PerfData, probe_fields
-from waitfold.probeset import ProbeSet, load_sets
+from waitfold.probeset import OWN_GROUP, ProbeSet, load_sets
 from waitfold.stores import (
     Attachment,
     Late,
     Stores,
     WatchFile,
+    births,
     lateness,
     read_attached,
     store_rule,
@@ -83,7 +84,7 @@ class Capture:
         if name not in self.sets:
             held = ", ".join([WAIT_EVENT, *self.sets])
             raise Misuse(f"{self.path} does not hold the probe set '{name}', but: {held}")
-        return self.sets[name].set_rule(self.manifest["group"])
+        return self.sets[name].set_rule(self.manifest.get("group", OWN_GROUP))
 
 
 def open_capture(path: Path, naming: Naming) -> Capture:
@@ -155,7 +156,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         rule = store_rule(Stores(folder / "sites.tsv", _load_base(folder, manifest)))
         attached = read_attached(folder / "attached.tsv")
         files = [*_watch_files(folder, attached, warnings)]
-        late = lateness(attached, start_ns or 0)
+        late = lateness(attached, _births(folder, manifest), start_ns or 0)
         # The others are not recorded.
         recorded = {a.pid for a in attached if (a.attached_ns or _NEVER) <= (start_ns or 0)}
         for pid in seen.waits.keys() - recorded:
@@ -190,6 +191,14 @@ def _load_base(folder: Path, manifest: dict[str, str]) -> int:
     if not re.fullmatch(r"0x[0-9a-f]{1,16}", manifest.get("load_base", "")):
         raise WaitfoldError(f"{folder / 'manifest'}: load_base is not an address")
     return int(manifest["load_base"], 16)
+
+
+def _births(folder: Path, manifest: dict[str, str]) -> list[tuple[int, int]]:
+    """Return who was born while the whole server was recorded; nobody where nothing tells."""
+    file, postmaster = folder / "perf.data.0", manifest.get("postmaster", "")
+    if not file.exists() or not re.fullmatch(r"[0-9]{1,9}", postmaster):
+        return []
+    return births(file, int(postmaster))
 
 
 def _watch_files(
@@ -263,6 +272,7 @@ def _open_file(path: Path, naming: Naming) -> Capture:
         events,
         "unknown",
         SeenBackends({}, {}),
+        sets=_other_sets(data),
         warnings=list(events.warnings),
     )
 
@@ -282,17 +292,30 @@ def _named_rule(data: PerfData | TraceDat, naming: Naming) -> PairRule:
     return PairRule(naming.start, naming.value, naming.end, None)
 
 
-def _known_rule(data: PerfData | TraceDat, naming: Naming) -> PairRule:
+def _known_rule(data: PerfData | TraceDat, naming: Naming) -> Rule:
     if stray := [option for option in naming.options() if option != "--pg-version"]:
         raise Misuse(f"{', '.join(stray)} without --start EVENT")
     for probe_set in load_sets().values():
         rule = probe_set.rule()
         if isinstance(rule, PairRule) and all(_has(data, use.event) for use in rule.uses):
             return rule
+    if _other_sets(data):
+        # Read by --set; whoever asks for wait events is told that there are none.
+        return load_sets()[WAIT_EVENT].rule()
     raise Misuse(
         f"no wait events that waitfold knows in {data.path}, which has: {_names(data)}. "
         "Name them by --start EVENT --end EVENT --value FIELD"
     )
+
+
+def _other_sets(data: PerfData | TraceDat) -> dict[str, ProbeSet]:
+    """Return the probe sets, other than wait events, all of whose events a file has."""
+    return {
+        name: probe_set
+        for name, probe_set in load_sets().items()
+        if probe_set.wait_field is None
+        and all(_has(data, use.event) for use in probe_set.rule().uses)
+    }
 
 
 def _names(data: PerfData | TraceDat) -> str:
