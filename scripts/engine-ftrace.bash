@@ -78,17 +78,21 @@ engine_stop() {
 
 # engine_dump FOLDER: the pages are taken out while ftrace goes on to write, so each is in one dump only; with a limit,
 # as there may always be one more.
-engine_dump() {
-    local cpu
+engine_dump() (
+    umask 077
     for ((cpu = 0; cpu < cpus; cpu++)); do
         take "$1" $cpu $((ring_bytes / PAGE / cpus + 16)) 2>/dev/null || true
     done
     trace_file "$1"
-}
+)
 
 engine_notes() { ((ring_bytes)) || note overrun "$overrun"; }
 
-engine_failure() { printf 'what reads the buffers of ftrace ended by itself. It says: %s' "$(tail -n 2 "$capture/ftrace.log")"; }
+engine_failure() {
+    local said
+    said=$(tail -n 2 "$capture/ftrace.log")
+    printf 'what reads the buffers of ftrace ended by itself%s' "${said:+. It says: $said}"
+}
 
 ## The instance
 
@@ -137,6 +141,7 @@ take() {
 drain() {
     local cpu count taken=0 looks=0 status taker takers failed=
     trap '' INT TERM HUP
+    umask 077 # as perf does it
     # A ring is taken out when somebody asks for it, and at the end.
     ((! ring_bytes)) || read -r -u "$hold_reader" || true
     while ((! ring_bytes && taken * PAGE < max_bytes)); do
@@ -167,13 +172,14 @@ drain() {
 }
 
 # finish: ends the tracing, takes out the rest, makes the file, removes the instance.
-finish() {
-    local cpu left=0
+finish() (
+    umask 077
+    left=0
     echo 0 >"$instance/tracing_on"
     for ((cpu = 0; cpu < cpus; cpu++)); do
         # It ends with "Resource temporarily unavailable", or because the disk is full.
-        take "$capture" $cpu $((1 << 30)) 2>/dev/null || true
-        statistic $cpu entries
+        take "$capture" "$cpu" $((1 << 30)) 2>/dev/null || true
+        statistic "$cpu" entries
         left=$((left + REPLY))
     done
     # Else the pages stay as they are, to be read so.
@@ -181,7 +187,7 @@ finish() {
         rm -- "$capture/trace.head"
     fi
     rmdir "$instance"
-}
+)
 
 ## trace.dat
 # As trace-cmd.dat.v6(5) says, little-endian: trace.head, names of the processes, options, where the pages of each

@@ -27,10 +27,7 @@ engine_start() {
     fi
     # Job control gives trace-cmd a process group of its own: Ctrl-C is for us, and we end trace-cmd.
     set -m
-    # shellcheck disable=SC2016 # for the inner shell
-    trace-cmd record -o "$capture/trace.dat" --file-version 6 --compression none -B "$instance" -C mono \
-        -b $CPU_BUFFER_KB "${options[@]}" sh -c ': >"$1" && exec cat' sh "$capture/begun" \
-        <&"$hold_reader" >"$capture/trace-cmd.log" 2>&1 {hold}>&- {clock}>&- &
+    run_trace_cmd <&"$hold_reader" >"$capture/trace-cmd.log" 2>&1 {hold}>&- {clock}>&- &
     trace_cmd=$!
     set +m
     for ((tries = 0; tries < 300; tries++)); do
@@ -43,6 +40,14 @@ engine_start() {
         interrupted
     done
     die "trace-cmd did not begin within 30 s"
+}
+
+# run_trace_cmd: in place of the shell that calls it.
+run_trace_cmd() {
+    umask 077 # as perf does it
+    # shellcheck disable=SC2016 # for the inner shell
+    exec trace-cmd record -o "$capture/trace.dat" --file-version 6 --compression none -B "$instance" -C mono \
+        -b $CPU_BUFFER_KB "${options[@]}" sh -c ': >"$1" && exec cat' sh "$capture/begun"
 }
 
 engine_running() { kill -0 "$trace_cmd" 2>/dev/null; }

@@ -73,6 +73,7 @@ def test_trace_cmd_reads_the_same(cluster: Cluster, tmp_path: Path) -> None:
     assert recorder.end() == 0, recorder.said
     stores = trace_cmd_stores(capture / "trace.dat")
     assert len(stores) > 5000
+    assert (capture / "trace.dat").stat().st_mode & 0o777 == 0o600
     assert report(capture)["transitions"] == len(stores)
     starts = {(time_ns, pid) for time_ns, pid, value in stores if value}
     table = waits(capture, "flags == ''")
