@@ -189,6 +189,41 @@ def test_end_by_value() -> None:
     assert one.known(int(one.joined(values, np.zeros(5, np.uint32))[2])) == {"text": None}
 
 
+def by_hand(events: Sequence[tuple[int, int, str]]) -> list[Row]:
+    """Pair nested intervals one event at a time; the window is 0 to 1000."""
+    found: list[Row] = []
+    stacks: dict[int, list[tuple[int, str]]] = {}
+    for time, tid, event in events:
+        if tid not in stacks and event[0] == "-":
+            found.append((0, time, tid, "unseen", START))
+        stack = stacks.setdefault(tid, [])
+        if event[0] == "+":
+            stack.append((time, event[1:]))
+        elif event[0] == "-":
+            for start, what in [stack.pop()] if stack else []:
+                found.append((start, time - start, tid, f"{what}/{event[1:]}", 0))
+        else:
+            flags = END if event == "exit" else 0
+            found += [(start, time - start, tid, f"{what}/?", flags) for start, what in stack]
+            stack.clear()
+    for tid, stack in stacks.items():
+        found += [(start, 1000 - start, tid, f"{what}/?", END) for start, what in stack]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nested_as_by_hand(seed: int) -> None:
+    """Whatever comes in whatever batches, the intervals are those of a loop with a stack."""
+    random = np.random.default_rng(seed)
+    kinds = ["+a", "+b", "-x", "-y", "-z", "!", "exit", "fork"]
+    weights = np.array([4, 4, 3, 3, 3, 0.5, 0.3, 0.3]) if seed % 2 else np.ones(8)
+    picked = random.choice(kinds, 300, p=weights / weights.sum()).tolist()
+    tids = random.integers(1, 5, 300).tolist()
+    events = list(zip(range(1, 301), tids, picked, strict=True))
+    batch = int(random.choice([2, 7, 50, 1000]))
+    assert paired(events, rule(nested=True), batch=batch) == by_hand(events)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 1000])
 def test_continued(batch: int) -> None:
     """A start of what is open already goes on with it; a new one replaces it."""

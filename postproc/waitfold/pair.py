@@ -270,59 +270,150 @@ class _Threads:
         return codes
 
 
-class _Stacks:
-    """What is open in each thread, one within the other."""
+class _Stacks(_Threads):
+    """What is open in each thread, one within the other; `_since` and `_value` are its last row."""
 
     def __init__(self, rule: SetRule) -> None:
-        self._rule = rule
-        self._open: dict[int, list[tuple[int, int, int]]] = {}  # by tid: thread, since, value
-        self._last: dict[int, tuple[int, int]] = {}  # by tid: time and value
-
-    def begin(self, initial: Mapping[int, int]) -> None:
-        """Take nothing: what was open when the window began cannot be read."""
+        super().__init__(rule)
+        self._codes_of = rule.joined
+        self._open = _Rows.none()  # starts, those of one thread together and the newest last
 
     def step(self, batch: Transitions, stream: TransitionStream) -> Iterator[Intervals]:
         """Yield the intervals that end with the transitions of a batch."""
-        rows: list[tuple[int, int, int, int, int, int]] = []
-        columns = (batch.thread, batch.tid, batch.time_ns, batch.value, batch.mark)
-        for thread, tid, time, value, mark in zip(*(c.tolist() for c in columns), strict=True):
-            if tid < 0:  # of a thread that is already gone (perf_event_tid)
-                continue
-            open_ = self._open.setdefault(tid, [])
-            last, self._last[tid] = self._last.get(tid), (time, value)
-            if mark != STORE:
-                flags = END if mark == EXIT else 0
-                rows += [(*one, time, 0, flags) for one in open_]
-                open_.clear()
-            elif last == (time, value):  # see _Threads._twice
-                stream.twice += 1
-            elif 0 < value < ENDED:
-                open_.append((thread, time, value))
-            elif open_:
-                rows.append((*open_.pop(), time, value, 0))
-            elif last is None:
-                rows.append((thread, _BEFORE, 0, time, value, 0))
-        yield self._intervals(rows)
+        batch = batch.take(np.flatnonzero(batch.tid >= 0))  # see _Threads.step
+        if not len(batch):
+            return
+        order, thread, heads = _by_thread(batch)
+        new = _Rows(thread, batch.time_ns[order], batch.value[order], batch.mark[order])
+        twice = self._twice(new.time, new.value, thread, heads)
+        twice = twice[new.mark[twice] == STORE]
+        stream.twice += len(twice)
+        threads = self._codes(thread[heads] >> np.uint64(32))
+        tails = np.append(heads[1:], len(thread)) - 1
+        unknown = ~self._known[threads] & (new.value[heads] >= ENDED)
+        unseen = new.take(heads[unknown & (new.mark[heads] == STORE)])
+        self._since[threads] = new.time[tails]
+        self._value[threads] = new.value[tails]
+        self._known[threads] = True
+
+        new = new.take(np.delete(np.arange(len(thread)), twice))
+        goes_on = np.isin(self._open.tid, new.tid)
+        rows = _Rows.joined(self._open.take(goes_on), new)
+        rows = rows.take(np.argsort(rows.tid, kind="stable"))
+        starts, ends, left = _nested(rows)
+        self._open = _Rows.joined(self._open.take(~goes_on), rows.take(left))
+
+        yield self._intervals(unseen.thread, np.full(len(unseen), _BEFORE), None, unseen)
+        begun = rows.take(starts)
+        yield self._intervals(begun.thread, begun.time, begun.value, rows.take(ends))
 
     def finish(self, time: int) -> Intervals:
         """Return the intervals that are open at `time`."""
-        return self._intervals(
-            [(*one, time, 0, END) for open_ in self._open.values() for one in open_]
-        )
+        open_ = self._open
+        end = np.full(len(open_), EXIT, np.uint8)
+        ended = _Rows(open_.thread, np.full(len(open_), time), np.zeros_like(open_.value), end)
+        return self._intervals(open_.thread, open_.time, open_.value, ended)
 
-    def _intervals(self, rows: list[tuple[int, int, int, int, int, int]]) -> Intervals:
-        rows.sort(key=lambda row: row[0])
-        thread, begun, value, ended, how, flags = zip(*rows, strict=True) if rows else [()] * 6
-        halves = np.array(thread, np.uint64).view(np.int32)
-        start = np.array(begun, np.int64)
+    def _intervals(
+        self,
+        thread: NDArray[np.uint64],
+        begun: NDArray[np.int64],
+        value: NDArray[np.uint32] | None,
+        ended: _Rows,
+    ) -> Intervals:
+        if value is None:
+            value = np.zeros(len(thread), np.uint32)
+        flags = np.where(ended.mark == EXIT, np.uint8(END), np.uint8(0))
+        halves = thread.view(np.int32)
         return Intervals(
-            start,
-            np.array(ended, np.int64) - start,
+            begun,
+            ended.time - begun,
             halves[0::2],
             halves[1::2],
-            self._rule.joined(np.array(value, np.uint32), np.array(how, np.uint32)),
-            np.array(flags, np.uint8),
+            self._codes_of(value, ended.value),
+            flags,
         )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Transitions, those of one thread together."""
+
+    thread: NDArray[np.uint64]
+    time: NDArray[np.int64]
+    value: NDArray[np.uint32]
+    mark: NDArray[np.uint8]
+
+    @property
+    def tid(self) -> NDArray[np.int32]:
+        return self.thread.view(np.int32)[1::2]
+
+    def __len__(self) -> int:
+        return len(self.thread)
+
+    def take(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> _Rows:
+        return _Rows(*(getattr(self, column.name)[which] for column in fields(self)))
+
+    @staticmethod
+    def joined(*parts: _Rows) -> _Rows:
+        return _Rows(
+            *(np.concatenate([getattr(part, c.name) for part in parts]) for c in fields(_Rows))
+        )
+
+    @staticmethod
+    def none() -> _Rows:
+        return _Rows(
+            np.empty(0, np.uint64),
+            np.empty(0, np.int64),
+            np.empty(0, np.uint32),
+            np.empty(0, np.uint8),
+        )
+
+
+def _nested(
+    rows: _Rows,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows that start and those that end each interval, and starts still open.
+
+    A mark ends all that its thread has open. So what lies between two marks stands alone, a part;
+    in it an end belongs to the newest start of its own level, the number of starts that were open.
+    """
+    size = len(rows)
+    store = rows.mark == STORE
+    is_start = store & (rows.value < ENDED)
+    is_end = store & ~is_start
+    head = np.ones(size, np.bool_)
+    head[1:] = (rows.tid[1:] != rows.tid[:-1]) | ~store[:-1]
+    part = np.cumsum(head) - 1
+    first = np.flatnonzero(head)
+
+    # How many are open after each row, if an end where nothing is open were to count below 0,
+    # and the least that this was up to there: where that sinks is such an end.
+    count = np.cumsum(is_start.astype(np.int64) - is_end)
+    count -= np.repeat(
+        count[first] - is_start[first] + is_end[first], np.diff(np.append(first, size))
+    )
+    below = 2 * size * part  # so that each part begins anew
+    least = np.minimum(np.minimum.accumulate(count - below) + below, 0)
+    sinks = least < np.where(head, 0, np.append(0, least[:-1]))
+    level = count - least + is_end
+
+    paired = np.flatnonzero(is_start | (is_end & ~sinks))
+    paired = paired[np.argsort((part * (size + 1) + level)[paired], kind="stable")]
+    same = np.diff(part[paired]) == 0
+    same &= np.diff(level[paired]) == 0
+    closed = np.append(same & is_start[paired[:-1]] & is_end[paired[1:]], False)
+    closed = closed[: len(paired)]
+    starts, ends = paired[closed], paired[np.append(False, closed[:-1])[: len(paired)]]
+
+    open_ = np.sort(paired[is_start[paired] & ~closed])
+    last = np.append(first[1:], size) - 1  # of each part
+    stop = last[part[open_]]
+    marked = ~store[stop]
+    starts = np.concatenate([starts, open_[marked]])
+    ends = np.concatenate([ends, stop[marked]])
+    in_time = np.argsort(ends, kind="stable")
+    return starts[in_time], ends[in_time], open_[~marked]
 
 
 def _by_thread(
