@@ -48,9 +48,10 @@ engine_start() {
         "${target[@]}" -- cat <&"$hold_reader" >"$capture/perf.log" 2>&1 {hold}>&- {clock}>&- &
     perf_pid=$!
     set +m
-    echo ping >&"$control"
     for ((tries = 0; tries < 600; tries++)); do
         engine_running || die "perf could not record; it says: $(tail -n 3 "$capture/perf.log")"
+        # Each time anew: an answer that comes in two pieces around the time limit is lost.
+        echo ping >&"$control"
         if read -r -t 0.1 -u "$answer" line; then
             [[ $line != *ack* ]] || return 0
         fi

@@ -41,6 +41,8 @@ misused() {
 # A command failed where nobody expected it. Without this, `set -e` would end the
 # script without a word.
 stopped() {
+    # Ctrl-C and kill reach what runs for us as well.
+    (($1 != 130 && $1 != 143)) || return 0
     warn "stopped: line $2 of ${3##*/}: \"$4\" ended with status $1; please report this"
 }
 set -o errtrace
@@ -211,9 +213,10 @@ inspect_server() {
     fi
 }
 
-# peek PID ADDRESS BYTES: sets REPLY to an unsigned number read from a process's memory.
+# peek PID ADDRESS BYTES: sets REPLY to an unsigned number read from a process's memory. The address is a multiple of
+# its size, so it is read at once, not while it is half written.
 peek() {
-    REPLY=$(dd if="/proc/$1/mem" bs=1 skip="$2" count="$3" 2>/dev/null | od -An -t "u$3") || return 1
+    REPLY=$(dd if="/proc/$1/mem" bs="$3" skip=$(($2 / $3)) count=1 2>/dev/null | od -An -t "u$3") || return 1
     REPLY=${REPLY//[[:space:]]/}
     [[ -n $REPLY ]]
 }

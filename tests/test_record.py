@@ -312,6 +312,47 @@ def test_disk_full(cluster: Cluster, small_disk: Path, engine: str) -> None:
     assert not (small_disk / "again").exists()
 
 
+def test_flight_recorder(cluster: Cluster, tmp_path: Path, engine: str) -> None:
+    """A ring is written when told, twice, and at the end; each holds what came since the last."""
+    capture = tmp_path / "box"
+    with cluster.session() as session:
+        recorder = Recorder(
+            "--engine", engine, "--ring", "8M", "-D", cluster.data, "-o", capture, until="dump"
+        )
+        dumped = []
+        for count in (5, 7, 11):
+            for _ in range(count):
+                session.run("SELECT pg_sleep(0.01)")
+            if count < 11:
+                answer = run(RECORD, "dump", capture)
+                assert answer.returncode == 0, answer.stderr
+                dumped.append(Path(answer.stdout.strip()))
+        assert recorder.end() == 0, recorder.said
+    assert [path.name for path in dumped] == ["box-1", "box-2"]
+    assert manifest(dumped[0])["ended_by"] == "dump"
+    assert [len(sleeps(path, session.pid)) for path in (*dumped, capture)] == [5, 7, 11]
+    assert "no recorder" in run(RECORD, "dump").stderr
+
+
+def test_ring_wraps(cluster: Cluster, tmp_path: Path, engine: str) -> None:
+    """A full ring holds the newest; the window begins where no CPU's events are missing."""
+    capture = tmp_path / "box"
+    recorder = Recorder(
+        "--engine", engine, "--ring", "1M", "-D", cluster.data, "-o", capture, until="dump"
+    )
+    run(*cluster.pgbench("-n", "-S", "-c", "2", "-T", "3"))
+    with cluster.session() as session:
+        for _ in range(13):
+            session.run("SELECT pg_sleep(0.001)")
+        assert recorder.end() == 0, recorder.said
+    found = report(capture)
+    assert found["window_ns"] < int(manifest(capture)["end_ns"]) - int(
+        manifest(capture)["start_ns"]
+    )
+    assert found["lost"] == 0
+    assert len(waits(capture, f"pid == {session.pid} and name == 'PgSleep' and flags == ''")) >= 13
+
+
 ## What is refused
 
 

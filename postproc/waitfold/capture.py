@@ -169,7 +169,14 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
             # They were read when the recorder began, not when what the ring still holds did.
             seen.waits.clear()
     else:
-        files = [PerfData(folder / "perf.data", fields)]
+        data = PerfData(folder / "perf.data", fields)
+        files = [data]
+        if "ring" in manifest:
+            each = _number(folder, manifest, "ring") // max(_number(folder, manifest, "cpus"), 1)
+            # perf's buffers are a power of two.
+            since = data.known_since_ns(1 << max(each, 1).bit_length() - 1)
+            start_ns = max(start_ns or 0, since) or None
+            seen.waits.clear()
     return Capture(
         folder,
         files,
@@ -185,6 +192,12 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         warnings,
         late,
     )
+
+
+def _number(folder: Path, manifest: dict[str, str], key: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", manifest.get(key, "")):
+        raise WaitfoldError(f"{folder / 'manifest'}: {key} is not a number")
+    return int(manifest[key])
 
 
 def _load_base(folder: Path, manifest: dict[str, str]) -> int:

@@ -256,6 +256,21 @@ class PerfData:
                 "file is damaged."
             )
 
+    def known_since_ns(self, buffer: int) -> int:
+        """Return from when on no CPU's samples are missing, of a file of perf record --overwrite.
+
+        `buffer` is the size of each CPU's buffer. Where the file is smaller, no CPU's oldest
+        records can have been overwritten, and 0 is returned; else the latest of the CPUs' firsts.
+        """
+        time, cpu = self.layouts[0].time_at, self.layouts[0].cpu_at
+        if self.data_size < buffer or not time or not cpu:
+            return 0
+        first = np.full(1 << 16, np.iinfo(np.int64).max)
+        for piece in self.pieces():
+            on = piece.words.take(piece.samples + cpu).astype(np.uint16)
+            np.minimum.at(first, on, piece.words.take(piece.samples + time).view(np.int64))
+        return int(first[first < np.iinfo(np.int64).max].max(initial=0))
+
     def trailer(self, piece: Piece, at: int) -> tuple[int | None, int | None]:
         """Return time and CPU that end a record other than a sample, None where it has none."""
         words = piece.words
