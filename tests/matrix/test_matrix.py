@@ -226,7 +226,8 @@ def test_known_workload(
     """Counts and names are exact, and at each moment what pg_stat_activity said."""
     cluster, capture = running.cluster, tmp_path / "capture"
     name = running.server.name
-    cells = [f"{running.version}, {name}" if name != running.version else name, mode, engine]
+    kind = "" if name.startswith(running.version) else f", {name}"
+    cells = [running.version + kind, mode, engine]
     table[name, mode, engine] = f"| {' | '.join(cells)} | | | | | FAILED |"
     if mode == "usdt" and not running.server.patched:
         reason = refusal(running, mode, engine, capture)
