@@ -210,6 +210,11 @@ def test_own_extension(server: Cluster, group: str, tmp_path: Path) -> None:
 
 def test_installcheck(server: Cluster) -> None:
     """PostgreSQL's own regression tests pass on the server."""
+    # They count on the settings that initdb makes.
+    server.sql("ALTER SYSTEM SET autovacuum = on")
+    server.sql("ALTER SYSTEM SET shared_buffers = '128MB'")
+    server.stop("fast")
+    server.start()
     source = server.binaries.parent.with_name(f"{server.binaries.parent.name}.src")
     out = server.folder / "regress"
     out.mkdir()
