@@ -146,7 +146,10 @@ find_server() {
     local running pid
     mapfile -t running < <(postmasters)
     if [[ -n ${1-} ]]; then
-        [[ -d $1 ]] || die "no directory \"$1\": name a data directory, as SHOW data_directory does"
+        if [[ ! -d $1 ]]; then
+            ((EUID == 0)) || die "no directory \"$1\" that $(id -un) may look at: run this as root, or as the server's user"
+            die "no directory \"$1\": name a data directory, as SHOW data_directory does"
+        fi
         for POSTMASTER in ${running[@]+"${running[@]}"}; do
             [[ ! /proc/$POSTMASTER/cwd -ef $1 ]] || return 0
         done
