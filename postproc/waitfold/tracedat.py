@@ -92,7 +92,7 @@ class TraceDat:
                 if re.fullmatch(r"[0-9]{1,5}", part.name[9:]):
                     parts[int(part.name[9:])] = part
             self.path = folder / "trace.dat"
-            if parts and not self.path.exists():
+            if not self.path.exists() and (folder / "trace.head").exists():
                 self.path = folder / "trace.head"
         try:
             with self.path.open("rb") as file:
@@ -106,12 +106,13 @@ class TraceDat:
         self._formats(head)
         head.skip(head.number(4))  # kallsyms
         head.skip(head.number(4))  # formats of trace_printk
-        if parts:
+        unfinished = bool(parts) or self.path.name == "trace.head"
+        if unfinished:
             self.cut = (
                 f"{self.path} was not finished: its recorder was killed, or the disk was full. "
                 "All that was recorded till then is read."
             )
-        table = self._table(head) if head.left or not parts else []
+        table = self._table(head) if head.left or not unfinished else []
         for pages in table:
             if pages.cpu in parts:
                 continue
