@@ -140,7 +140,7 @@ start_starter() {
     ${own_mounts[@]+"${own_mounts[@]}"} sh -c '
         folder=$1
         shift
-        [ -z "$1" ] || mount --bind /dev/null /proc/kallsyms
+        [ "$1" = 0 ] || mount --bind /dev/null /proc/kallsyms
         shift
         { cat <&4 && echo end >&5; } &
         exec 5>&-
@@ -156,7 +156,7 @@ start_starter() {
                 echo "$number ended $?" >&3
             } <&4 >"$folder/perf.log.$number" 2>&1 &
         done
-        wait' sh "$capture" "${own_mounts[*]-}" "${watch_options[@]}" \
+        wait' sh "$capture" ${#own_mounts[@]} "${watch_options[@]}" \
         <&"$fd" 3>&"$told" 4<&"$hold_reader" 5>&"$orders" {hold}>&- {clock}>&- {told}>&- {orders}>&- &
     starter=$!
     set +m
