@@ -252,7 +252,9 @@ class TraceDat:
         Raises WaitfoldError where the file does not have what the rule names.
         """
         wanted = _wanted(self, rule)
-        pages = _PIECE // self.page_size or 1
+        # Of many CPUs smaller pieces, as something of each is held until it can be put in order.
+        piece = min(_PIECE, max(8 * _PIECE // max(len(self.cpus), 1), 1 << 16))
+        pages = piece // self.page_size or 1
         buffer = np.empty(pages * self.page_size // 4, np.uint32)
         return [_CpuSource(self, cpu, wanted, stream, buffer) for cpu in self.cpus]
 
