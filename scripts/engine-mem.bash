@@ -14,7 +14,7 @@
 engine_period=0.05
 # Who has no wait_event_info in shared memory after so many looks, a second, is looked at so seldom.
 readonly PATIENCE=20
-# Of these a backend has one that wrote its last event before perf could read it.
+# What a backend may write, 100 bytes a store, before its perf comes to read it.
 readonly BUFFER_KB=512
 
 told='' orders='' starter='' no_storage=0 perfs=0 attaching=0 attached=0 looks=0 suspended_ns=0 family='' refusal='' clock_offset_ns=''
