@@ -41,7 +41,6 @@ _PART_MAX = 64 << 20  # no part of a header comes near this
 _PAGE_MAX = 1 << 20
 _CPUS_MAX = 1 << 16
 _PIECE = 1 << 22  # bytes of pages that are walked together
-_EVER = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
