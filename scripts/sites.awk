@@ -64,14 +64,12 @@ BEGIN {
     # A constant that is a wait event of PostgreSQL 10 to 13: a class, and a small number in it.
     WAIT = "^0x[13-9a]0000[0-9a-f][0-9a-f]$"
 
-    addresses = global (slots == "" ? "" : " " slots)
-    gsub(/ /, "|", addresses)
-    reference = "# (" addresses ")( |$)"
-    if (fixed)
-        reference = reference "|[ ,$]0x(" addresses ")([ ,]|$)"
     n = split(slots, list, " ")
     for (i = 1; i <= n; i++)
         is_slot[list[i]] = 1
+    absolute = slots
+    gsub(/ /, "|", absolute)
+    absolute = "[ ,$]0x(" global (slots == "" ? "" : "|") absolute ")([ ,]|$)"
     codes = split(code, list, " ")
     for (i = 1; i <= codes; i++) {
         split(list[i], part, ":")
@@ -114,6 +112,7 @@ NF < 3 {
 }
 
 {
+    found = fixed && $3 ~ absolute
     if ($3 ~ /^(j|bnd j|loop|xbegin)/) {
         if (match($3, / [0-9a-f]+ </)) {
             t = substr($3, RSTART + 1, RLENGTH - 3)
@@ -122,16 +121,18 @@ NF < 3 {
                 wanted[sprintf("%8s:", t)] = 1
         } else if (match($3, /\*0x[0-9a-f]+\(,/))
             base[substr($3, RSTART + 3, RLENGTH - 5)] = 8
-    } else if ($3 ~ /^lea .*# /) {
-        t = substr($3, index($3, "# ") + 2)
+    } else if (i = index($3, "# ")) {
+        t = substr($3, i + 2)
         sub(/ .*/, "", t)
-        base[t] = 4
+        if (t == global || t in is_slot)
+            found = 1
+        else if ($3 ~ /^lea /)
+            base[t] = 4
     } else if (match($3, /^call +[0-9a-f]+ </)) {
         t = substr($3, 1, RLENGTH - 2)
         sub(/^call +/, "", t)
         begins[t] = 1
-    }
-    if (members && $3 ~ /^movl +\$0x[0-9a-f]+,0x[0-9a-f]+\(%r[a-z0-9]+\)$/) {
+    } else if (members && $3 ~ /^movl +\$0x[0-9a-f]+,0x[0-9a-f]+\(%r[a-z0-9]+\)$/) {
         t = $3
         gsub(/^movl +\$|,.*/, "", t)
         if (t ~ WAIT) {
@@ -140,7 +141,7 @@ NF < 3 {
             constant[n] = number(substr($3, index($3, ",") + 1))
         }
     }
-    if ($0 ~ reference) {
+    if (found) {
         t = $1
         gsub(/[ :]/, "", t)
         origins[++references] = t
