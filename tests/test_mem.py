@@ -480,7 +480,14 @@ def test_stores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "store\tvalue\n0x1\t0x2\n", "value\tafter\n", "value\tafter\n0x1\tx\n"]
+    "text",
+    [
+        "",
+        "store\tvalue\n0x1\t0x2\n",
+        "value\tafter\n",
+        "value\tafter\n0x1\tx\n",
+        "value\tafter\n0x1\t0xffffffffffffffff\n",
+    ],
 )
 def test_damaged_sites(tmp_path: Path, text: str) -> None:
     """A list of sites without what is needed is refused by name."""
@@ -506,7 +513,15 @@ def test_attached(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["x\n", f"{HEAD}1\n", f"{HEAD}1\t2\t3\t-\t0x0\tf\t-\n", f"{HEAD}1\t2\t3\t4\t0x0\t../f\t-\n"],
+    [
+        "x\n",
+        f"{HEAD}1\n",
+        f"{HEAD}1\t2\t3\t-\t0x0\tf\t-\n",
+        f"{HEAD}1\t2\t3\t4\t0x0\t../f\t-\n",
+        f"{HEAD}0\t2\t3\t4\t0x0\tf\t-\n",
+        f"{HEAD}1\t2\t{1 << 63}\t4\t0x0\tf\t-\n",
+        f"{HEAD}1\t2\t3\t4\t0x100000000\tf\t-\n",
+    ],
 )
 def test_damaged_attached(tmp_path: Path, text: str) -> None:
     """A damaged attached.tsv is refused, with the line."""

@@ -156,7 +156,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         rule = store_rule(Stores(folder / "sites.tsv", _load_base(folder, manifest)))
         attached = read_attached(folder / "attached.tsv")
         files = [*_watch_files(folder, attached, warnings)]
-        late = lateness(attached, _births(folder, manifest), start_ns or 0)
+        late = lateness(attached, _births(folder, manifest, warnings), start_ns or 0)
         # The others are not recorded.
         recorded = {a.pid for a in attached if (a.attached_ns or _NEVER) <= (start_ns or 0)}
         for pid in seen.waits.keys() - recorded:
@@ -206,12 +206,16 @@ def _load_base(folder: Path, manifest: dict[str, str]) -> int:
     return int(manifest["load_base"], 16)
 
 
-def _births(folder: Path, manifest: dict[str, str]) -> list[tuple[int, int]]:
+def _births(folder: Path, manifest: dict[str, str], warnings: list[str]) -> list[tuple[int, int]]:
     """Return who was born while the whole server was recorded; nobody where nothing tells."""
     file, postmaster = folder / "perf.data.0", manifest.get("postmaster", "")
     if not file.exists() or not re.fullmatch(r"[0-9]{1,9}", postmaster):
         return []
-    return births(file, int(postmaster))
+    try:
+        return births(file, int(postmaster))
+    except PerfDataError as error:
+        warnings.append(str(error))
+        return []
 
 
 def _watch_files(

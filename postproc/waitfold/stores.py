@@ -21,6 +21,7 @@ from waitfold.errors import WaitfoldError
 from waitfold.events import (
     ATTACH,
     CUT,
+    PID_MAX,
     STORE,
     Column,
     PairRule,
@@ -72,6 +73,8 @@ class Stores:
                     rows.append((after, 0, self.registers.index(name)))
                 else:
                     rows.append((after, int(value, 16), -1))
+                if after >> 63 or rows[-1][1] > _UNDECODED:
+                    raise ValueError
         except (ValueError, IndexError):
             raise WaitfoldError(
                 f"{sites}: not a list of sites with the columns value and after: damaged"
@@ -172,9 +175,13 @@ def read_attached(path: Path) -> list[Attachment]:
                 continue
             pid, *times, wait, file, why = cells
             born, attached, read = (None if t == "-" else int(t) for t in times)
+            value = 0 if wait == "-" else int(wait, 16)
             if attached is not None and (read is None or Path(file).name != file):
                 raise ValueError
-            value = 0 if wait == "-" else int(wait, 16)
+            if max(born or 0, attached or 0, read or 0) >> 62 or value > _UNDECODED:
+                raise ValueError
+            if not 0 < int(pid) <= PID_MAX:
+                raise ValueError
         except ValueError:
             raise WaitfoldError(
                 f"{path}:{number}: not a line of attached.tsv: {line[:60]!r}"
