@@ -84,7 +84,7 @@ engine_stop() {
 engine_dump() (
     umask 077
     for ((cpu = 0; cpu < cpus; cpu++)); do
-        take "$1" $cpu $((ring_bytes / PAGE / cpus + 16)) 2>/dev/null || true
+        take "$1" "$cpu" $((ring_bytes / PAGE / cpus + 16)) || exit 1
     done
     trace_file "$1"
 )
@@ -132,9 +132,12 @@ count_overrun() {
 # take FOLDER CPU PAGES: appends pages to the CPU's file, at most as many as there are. Where the disk is full, the last
 # page goes that was not written whole.
 take() {
-    dd if="$instance/per_cpu/cpu$2/trace_pipe_raw" of="$1/trace.cpu$2" bs=$PAGE count="$3" \
-        iflag=nonblock oflag=append conv=notrunc status=none || {
-        truncate -s /$PAGE "$1/trace.cpu$2"
+    local error file=$1/trace.cpu$2
+    error=$(dd if="$instance/per_cpu/cpu$2/trace_pipe_raw" of="$file" bs=$PAGE count="$3" \
+        iflag=nonblock oflag=append conv=notrunc status=none 2>&1) ||
+        [[ $error == *'Resource temporarily unavailable'* ]] || { # there are no more
+        warn "$error"
+        truncate -s /$PAGE "$file"
         return 1
     }
 }
@@ -142,7 +145,7 @@ take() {
 # drain: the drainer. It takes only as many pages as are surely full: the one that is written to would come
 # as it is, again and again. The threshold saves processes: an idle server costs a look at the numbers.
 drain() {
-    local cpu count taken=0 looks=0 status taker takers failed= busy
+    local cpu count taken=0 looks=0 status taker takers failed='' busy
     trap '' INT TERM HUP
     umask 077 # as perf does it
     # Another script that finds the recorder gone cannot remove the instance while a file of it is open.
@@ -177,16 +180,13 @@ drain() {
 # finish: ends the tracing, takes out the rest, makes the file.
 finish() (
     umask 077
-    left=0
+    left=''
     echo 0 >"$instance/tracing_on"
     for ((cpu = 0; cpu < cpus; cpu++)); do
-        # It ends with "Resource temporarily unavailable", or because the disk is full.
-        take "$capture" "$cpu" $((1 << 30)) 2>/dev/null || true
-        statistic "$cpu" entries
-        left=$((left + REPLY))
+        take "$capture" "$cpu" $((1 << 30)) || left=yes
     done
     # Else the pages stay as they are, to be read so.
-    if ((! left)) && [[ ! -e $capture/trace.dat ]] && trace_file "$capture"; then
+    if [[ -z $left && ! -e $capture/trace.dat ]] && trace_file "$capture"; then
         rm -- "$capture/trace.head"
     fi
 )
