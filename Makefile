@@ -64,7 +64,7 @@ modes: deps ## mode against mode, on the same backends at the same time: WAITFOL
 flood: deps ## 300,000 transitions a second for 30 s, by either engine
 	bench/flood.sh
 
-cost: deps ## CPU added per transition, against a watchpoint by perf and by bpftrace
+cost: deps ## CPU added per transition by each mode and engine, and by bpftrace: WAITFOLD_USDT=prefix of a patched server
 	bench/cost.sh
 
 speed: deps ## the reader against perf script and mawk
@@ -79,5 +79,5 @@ fuzz: deps ## 10,000 mutated perf.data files
 matrix: deps ## every mode and engine on every server: WAITFOLD_SERVERS=folder with one sub-folder a version, WAITFOLD_USDT=prefix of a patched one
 	WAITFOLD_TABLE=docs/matrix.md .venv/bin/pytest -q tests/matrix
 
-usdt-postgres: deps ## a PostgreSQL with wait__event probes in build/usdt-postgres; NOP5=1: with 5-byte nops in build/usdt-postgres-nop5
+usdt-postgres: deps ## a PostgreSQL with wait__event probes in build/usdt-postgres; NOP5=1: with 5-byte nops in build/usdt-postgres-nop5; PLAIN=1: without, in build/usdt-postgres-plain
 	tests/usdt_postgres.sh

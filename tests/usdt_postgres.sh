@@ -6,6 +6,8 @@
 # NOP5=1 builds into build/usdt-postgres-nop5/ a server whose probes are nops of five
 # bytes, which Linux 6.18 and later replace by a call instead of a trap. That call writes below
 # the stack pointer, where a leaf function may keep its variables: so without a red zone.
+#
+# PLAIN=1 builds the same into build/usdt-postgres-plain/ without these probes, to compare with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +17,7 @@ if [[ ${NOP5-} == 1 ]]; then
     prefix+=-nop5
     cflags+=" -mno-red-zone -I$prefix.src/nop5"
 fi
+[[ ${PLAIN-} != 1 ]] || prefix+=-plain
 source=$prefix.src
 
 say() { echo "usdt-postgres: $*" >&2; }
@@ -63,7 +66,7 @@ version=$(dpkg-query -W -f '${source:Version}' "$package")
 tar -xf "$apt/$package"_*.orig.tar.* -C "$source" --strip-components 1
 rm -rf "$apt"
 
-patch --quiet --fuzz=0 -p1 -d "$source" <probes/patches/wait-event-probes.patch
+[[ ${PLAIN-} == 1 ]] || patch --quiet --fuzz=0 -p1 -d "$source" <probes/patches/wait-event-probes.patch
 if [[ ${NOP5-} == 1 ]]; then
     mkdir -p "$source/nop5/sys"
     printf '%s\n' '#include_next <sys/sdt.h>' '#undef _SDT_NOP' '#define _SDT_NOP .nops 5' >"$source/nop5/sys/sdt.h"
