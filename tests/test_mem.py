@@ -27,6 +27,7 @@ from conftest import (
     waitfold,
     waits,
 )
+from test_container import contained
 
 from waitfold.capture import Naming, open_capture
 from waitfold.errors import WaitfoldError
@@ -282,6 +283,27 @@ def test_recorder_killed(cluster: Cluster, tmp_path: Path) -> None:
         assert perf_of(capture) == []
         assert session.run("SELECT 1") == ["1"]
     assert len(sleeps(capture, session.pid)) == 5
+
+
+def test_server_in_a_container(tmp_path: Path) -> None:
+    """A server in namespaces of its own is watched from the host and from inside."""
+    with contained() as server, server.session() as session:
+        enter = ["nsenter", "--target", str(server.pid), "--mount", "--pid"]
+        for name, where in (("host", []), ("inside", enter)):
+            cluster = f"/proc/{server.pid}/cwd" if name == "host" else server.data
+            answer = run(
+                *where, RECORD, "-m", "mem", "-D", cluster, "--sites", known_sites(),
+                "-o", tmp_path / name, "--", *server.psql_command, "-c",
+                "DO $$ BEGIN FOR i IN 1..23 LOOP PERFORM pg_sleep(0.05); END LOOP; END $$",
+            )  # fmt: skip
+            assert answer.returncode == 0, answer.stderr
+            result = report(tmp_path / name)
+            (slept,) = (row["count"] for row in result["waits"] if row["name"] == "PgSleep")
+            # It slept already when it was attached to.
+            assert 5 < slept <= 23
+            assert (result["late"]["count"], result["late"]["never"]) == (1, 0)
+        assert session.host_pid in attached(tmp_path / "host")
+        assert session.pid in attached(tmp_path / "inside")
 
 
 ## Without root
