@@ -16,7 +16,7 @@ FOUND='' MEND=''
 # among it: that takes seconds.
 declare -rA MODE_NEEDS=(
     [sites]='machine kernel rights lockdown uprobes memory site_list'
-    [usdt]='machine kernel rights lockdown uprobes memory wait_notes'
+    [usdt]='machine kernel rights lockdown uprobes memory wait_notes red_zone'
     [mem]='machine memory perf paranoid slots site_list'
 )
 declare -rA ENGINE_NEEDS=(
@@ -403,8 +403,8 @@ check_memory() {
     }
 }
 
-# count_notes: sets FOUND to how many SDT notes the server has, NOTES to that number and WAIT_NOTES to how many of
-# them are of wait events; 1 when they cannot be trusted.
+# count_notes: sets FOUND to how many SDT notes the server has, NOTE_COUNT to that number, WAIT_NOTES to how many of
+# them are of wait events, and CALLED_NOTES to how many are 5-byte nops.
 count_notes() {
     local notes
     MEND="take the packaged server; waits need no notes (-m sites)"
@@ -412,17 +412,18 @@ count_notes() {
         FOUND=${notes#"$TOOL: "}
         return 1
     }
-    read -r NOTES WAIT_NOTES < <(awk -F '\t' '
+    read -r NOTE_COUNT WAIT_NOTES CALLED_NOTES < <(awk -F '\t' '
+        $6 == "0f1f440000" { called++ }
         NF > 5 { n++ } # other lines are what tools say to stderr, as sh does of a working directory that is gone
         $1 == "postgresql" && $2 ~ /^wait__event__(start|end)$/ { waits++ }
-        END { print n + 0, waits + 0 }' <<<"$notes")
-    FOUND="$NOTES SDT notes"
+        END { print n + 0, waits + 0, called + 0 }' <<<"$notes")
+    FOUND="$NOTE_COUNT SDT notes"
 }
 
 check_notes() {
     count_notes || return 1
     MEND="take a build with --enable-dtrace; waits need none (-m sites)"
-    ((NOTES))
+    ((NOTE_COUNT))
 }
 
 check_wait_notes() {
@@ -430,6 +431,17 @@ check_wait_notes() {
     FOUND+=", $WAIT_NOTES of them of wait events"
     MEND="take a server built with them: make usdt-postgres; -m sites needs none"
     ((WAIT_NOTES))
+}
+
+# The call that Linux makes of a 5-byte nop writes below the stack pointer, where a function that calls no other
+# may keep its variables (the red zone). Whether the compiler was told not to (-mno-red-zone), the file does not say.
+check_red_zone() {
+    count_notes || return 1
+    FOUND="no static probe at which this kernel would overwrite a red zone"
+    ((CALLED_NOTES)) && kernel_from 6 18 || return 0
+    FOUND="$CALLED_NOTES SDT notes are 5-byte nops, at which this kernel would overwrite the red zone"
+    MEND="if the server was built with -mno-red-zone, as by make usdt-postgres NOP5=1: -m usdt"
+    [[ ${mode-} == usdt ]]
 }
 
 # number FILE OFFSET BYTES: sets REPLY to a number in the file.

@@ -204,7 +204,7 @@ holders() {
     list=$({ ls -l /proc/[0-9]*/fd 2>/dev/null || true; } | awk '
         /^\/proc/ { split($0, part, "/") }
         /perf_event/ && !seen[part[3]]++ { print part[3] }' | while read -r key; do
-        tr '\0' ' ' <"/proc/$key/cmdline" | grep -qF "$capture/" || printf ' %s (%s)' "$key" "$(<"/proc/$key/comm")"
+        [[ $(tr '\0' ' ' <"/proc/$key/cmdline") == *"$capture/"* ]] || printf ' %s (%s)' "$key" "$(<"/proc/$key/comm")"
     done 2>/dev/null) || true
     [[ -z $list ]] || REPLY+=", maybe by one of those that have perf events:$list"
 }

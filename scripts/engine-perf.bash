@@ -93,16 +93,20 @@ engine_stop() {
     fi
 }
 
+# dumps_said: sets REPLY to how many files perf says it has dumped.
+dumps_said() { REPLY=$(awk '/Dump .*perf.data/ { n++ } END { print n + 0 }' "$capture/perf.log"); }
+
 # engine_dump FOLDER: perf writes a file at SIGUSR2, of what came since the one before, and says so in its log when that
 # is complete.
 engine_dump() {
     local said tries
-    said=$(grep -c 'Dump.*perf.data' "$capture/perf.log" || true)
+    dumps_said && said=$REPLY
     kill -USR2 "$perf_pid" || return 1
     for ((tries = 0; tries < 200; tries++)); do
         pause 0.05
         engine_tick
-        if (($(grep -c 'Dump.*perf.data' "$capture/perf.log" || true) > said)); then
+        dumps_said
+        if ((REPLY > said)); then
             mv -- "$capture"/perf.data.* "$1/perf.data"
             return 0
         fi

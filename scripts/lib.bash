@@ -191,6 +191,11 @@ server_of() {
     POSTMASTER=${STAT[1]}
 }
 
+# pg_version_of FILE: prints it as 15.18 or 19beta1, in the server's own words, so that nothing of it needs to be run.
+pg_version_of() {
+    tr -c '[:print:]' '\n' <"$1" | awk '/^postgres \(PostgreSQL\) [0-9]/ && !v { v = $3 } END { print v }'
+}
+
 # inspect_server PID: sets
 #   EXE         a path to the very file that the process runs, also after an upgrade has replaced it
 #   BINARY      where that file was, for people

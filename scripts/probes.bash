@@ -26,6 +26,9 @@ registered() {
         event ~ pattern && !seen[event]++ { print event }' "$TRACEFS/uprobe_events"
 }
 
+# groups GROUP-PATTERN: the groups that match, one line each.
+groups() { registered "$1" | awk -F / '!seen[$1]++ { print $1 }'; }
+
 # What the group of a run looks like, of any pid namespace.
 readonly RUNS='waitfold_[0-9]+_[0-9]+_[0-9]+'
 
@@ -79,7 +82,7 @@ named_by_a_process() {
 unregister() {
     local used=$1 instance other removed=1 lines
     shift
-    lines=$(if (($#)); then printf -- "-:$used/%s\n" "$@"; else registered "$used" | sed 's/^/-:/'; fi)
+    lines=$(if (($#)); then printf -- "-:$used/%s\n" "$@"; else registered "$used" | awk '{ print "-:" $0 }'; fi)
     remove_dead_instances
     group_of_this_run
     instance=$TRACEFS/instances/$REPLY
@@ -115,7 +118,7 @@ remove_stale() {
         elif [[ -n $(registered "$group") ]]; then # not removed by another script meanwhile
             warn "the probes of a killed run (process $pid) are still in use, by the perf that it left: they go with the next run"
         fi
-    done < <(registered "$RUNS" | sed 's,/.*,,' | uniq)
+    done < <(groups "$RUNS")
 }
 
 # read_sites SITES: sets from a list of sites what locate_wait sets, and SITE_SYMBOL; dies unless the list is of BUILD_ID.
@@ -129,7 +132,7 @@ read_sites() {
             '# field') field=$value ;;
             '# pg_start_time') start_time=$value ;;
         esac
-    done < <(grep '^#' "$1")
+    done < <(awk '/^#/' "$1")
     [[ $id =~ ^[0-9a-f]+$ && "$pointer $field $start_time" =~ ^0x[0-9a-f]+\ 0x[0-9a-f]+\ 0x[0-9a-f]+$ ]] ||
         die "\"$1\" is not a list of sites: make one with: waitfold-probes sites BINARY"
     [[ $id == "$BUILD_ID" ]] ||

@@ -6,13 +6,6 @@
 SITES_AWK=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/sites.awk
 readonly SITES_AWK
 
-# pg_version_of FILE: as 15.18 or 19beta1, in the server's own words, so that nothing of it needs to be run.
-pg_version_of() {
-    local version
-    version=$(grep -aom1 'postgres (PostgreSQL) [0-9][0-9a-z.]*' -- "$1") || version=''
-    printf '%s\n' "${version##* }"
-}
-
 # find_sites BINARY SYMBOL: prints each store to wait_event_info in the code of an x86-64 PostgreSQL, as docs/capture.md
 # says of sites.tsv. SYMBOL is the global that points to it from version 14 on, before which it is a member of
 # what MyProc points to. Dies where one may be missing.
@@ -55,7 +48,7 @@ find_sites() {
         "constants are stored to it"
     [[ $sites != field* ]] || die "no store through $symbol was found in \"$binary\""
     if [[ $sites == loose* ]]; then
-        sites=$(grep ^loose <<<"$sites" | cut -d ' ' -f 2-)
+        sites=$(awk 'sub(/^loose /, "")' <<<"$sites")
         die "$(wc -l <<<"$sites") of the uses of $symbol in \"$binary\" could not be followed, so durations would" \
             "be wrong; please report this. The first is at ${sites%%$'\n'*}"
     fi

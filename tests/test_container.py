@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 # What the README asks of a traced host.
 HOST_TOOLS = [
     "awk", "basename", "bash", "cat", "chmod", "comm", "cp", "cut", "date", "dd", "df", "dirname",
-    "env", "grep", "head", "id", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nproc", "od",
-    "readlink", "rm", "rmdir", "sed", "sleep", "sort", "stat", "tail", "tr", "true", "uname",
+    "env", "head", "id", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nproc", "od",
+    "readlink", "rm", "rmdir", "sleep", "sort", "stat", "tail", "tr", "true", "uname",
     "wc", "perf",
 ]  # fmt: skip
 
