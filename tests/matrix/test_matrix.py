@@ -272,7 +272,7 @@ def test_known_workload(
     compared, differing = witness.compare(intervals[intervals.pid.isin(pids)])
     assert compared > 300
     assert not differing
-    places = manifest.get("probes", "4 backends a perf")
+    places = manifest.get("probes", "one watchpoint a backend")
     slept_text = f"{2 * SLEEPS}" + (f" (and {rests} rests below 1 ms)" if rests else "")
     cells += [
         places,
