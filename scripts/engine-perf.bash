@@ -2,7 +2,7 @@
 # engine-perf.bash - records events with `perf record`.
 #
 # Sourced, never run, by waitfold-record; what an engine is stands there.
-# shellcheck disable=SC2154 # what the recorder sets is used here
+# shellcheck disable=SC2154,SC2034 # what the recorder sets is used here, and the other way round
 
 engine_period=0.25
 perf_pid='' perf_status=0
