@@ -3,7 +3,7 @@
 #
 # usage: make flood            (or bench/flood.sh [SECONDS])
 #
-# With either engine, at the defaults of waitfold-record:
+# With either engine, at the defaults of waitfold-record but for --max-size:
 #   counted   bench/flood.c, a program that makes transitions and counts them: 4 processes, 300,000 a second in all, 30 s
 #   at most   the same, as fast as it can, 5 million
 #   stalled   300,000 a second again, for 10 s, but for 3 s of them what records is stopped (SIGSTOP), as on a host that
@@ -58,14 +58,15 @@ counted() {
 }
 
 # record ENGINE DATA: starts a recorder; sets REPLY to its pid.
+# (At the default --max-size, 1G, perf would stop at 12 million.)
 record() {
     rm -f -- "$WORK/record.log"
-    "$RECORD" -D "$2" --engine "$1" -m sites -o "$WORK/capture" 2>"$WORK/record.log" &
+    "$RECORD" -D "$2" --engine "$1" -m sites --max-size 4G -o "$WORK/capture" 2>"$WORK/record.log" &
     REPLY=$!
     await "$WORK/record.log" 'recording PostgreSQL' 60
 }
 
-# end PID: a recorder; it may have ended already, at its default of 1G.
+# end PID: a recorder.
 end() {
     kill "$1" 2>/dev/null || true
     wait "$1" || die "waitfold-record: $(tail -n 3 "$WORK/record.log")"
