@@ -57,8 +57,7 @@ counted() {
     "$PYTHON" "$ROOT/bench/flood.py" made "$name, $engine" "$WORK/capture" "$folder/made"
 }
 
-# record ENGINE DATA: starts a recorder; sets REPLY to its pid.
-# (At the default --max-size, 1G, perf would stop at 12 million.)
+# record ENGINE DATA: starts a recorder; sets REPLY to its pid. At the default --max-size, 1G, perf stops at 12 million.
 record() {
     rm -f -- "$WORK/record.log"
     "$RECORD" -D "$2" --engine "$1" -m sites --max-size 4G -o "$WORK/capture" 2>"$WORK/record.log" &
