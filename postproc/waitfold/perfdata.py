@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 from .errors import PerfDataError
 
 # Record types, perf_event.h and, from 64, tools/lib/perf/include/perf/event.h.
-LOST, EXIT, FORK, SAMPLE, LOST_SAMPLES = 2, 4, 7, 9, 13
+MMAP, LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 1, 2, 3, 4, 7, 9, 10, 13
 FINISHED_ROUND, AUXTRACE, COMPRESSED, COMPRESSED2 = 68, 71, 81, 83
 
 # sample_type bits
 _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM, _RAW = (
     1 << bit for bit in range(11)
 )
-_REGS_USER, _IDENTIFIER = 1 << 12, 1 << 16
+_REGS_USER, _STACK_USER, _IDENTIFIER = 1 << 12, 1 << 13, 1 << 16
 _BEFORE_REGS = _READ | _CALLCHAIN | _RAW | 1 << 11  # the last is BRANCH_STACK
 
 # enum perf_event_x86_regs, arch/x86/include/uapi/asm/perf_regs.h
 _REGISTERS = "ax bx cx dx si di bp sp ip flags cs ss ds es fs gs r8 r9 r10 r11 r12 r13 r14 r15"
 
 # Feature sections, tools/perf/util/header.h; only those used.
-_TRACING_DATA, _CMDLINE, _EVENT_DESC, _NRCPUS = 1, 11, 12, 7
+_TRACING_DATA, _BUILD_ID, _NRCPUS, _CMDLINE, _EVENT_DESC = 1, 2, 7, 11, 12
 _STRINGS = {3: "hostname", 4: "osrelease", 5: "version", 6: "arch"}
 _FEATURE_BITS = 256
 
@@ -73,7 +73,8 @@ class Event:
     """An event that a perf.data holds.
 
     `fields` are a tracepoint's. Those of a breakpoint are ip, the instruction behind the one that
-    wrote, and the registers that were recorded.
+    wrote, and the registers that were recorded. `period` is what each sample stands for, where it
+    does not say it itself.
     """
 
     index: int
@@ -82,6 +83,17 @@ class Event:
     sample_type: int
     read_format: int
     fields: Mapping[str, Field]
+    period: int = 1
+
+    @property
+    def has_callchain(self) -> bool:
+        """Return whether its samples have a stack."""
+        return bool(self.sample_type & _CALLCHAIN)
+
+    @property
+    def has_stack_copy(self) -> bool:
+        """Return whether its samples have a copy of the user's stack in place of its callchain."""
+        return bool(self.sample_type & _STACK_USER)
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ class Piece:
     samples: NDArray[np.int64]  # where in words the SAMPLE records begin
     shortest: int  # words of the shortest sample
     tasks: list[int]  # where the FORK and EXIT records begin
+    names: list[int]  # where the MMAP, MMAP2 and COMM records begin
     others: list[int]  # where the LOST, LOST_SAMPLES and FINISHED_ROUND records begin
     end: int  # offset in the file behind the last record
 
@@ -121,7 +134,8 @@ class PerfData:
     """A perf.data file: what its header says when it is opened, its records on `pieces()`.
 
     `events` are in the file's order. `info` has, where the file says them, hostname, osrelease,
-    version (perf's), arch, nrcpus, cmdline and clockid. `cut` is a warning where the file was not
+    version (perf's), arch, nrcpus, cmdline and clockid; `build_ids` those of the files that samples
+    were in, by path, in hex. `cut` is a warning where the file was not
     written to its end; what is there of it is read all the same.
 
     perf writes names and formats of tracepoints last, so a file whose writer was killed has none.
@@ -136,6 +150,7 @@ class PerfData:
         self.path = Path(path)
         self.events: list[Event] = []
         self.info: dict[str, str] = {}
+        self.build_ids: dict[str, str] = {}
         self.cut: str | None = None
         try:
             with self.path.open("rb") as file:
@@ -189,6 +204,8 @@ class PerfData:
             cursor = found[_CMDLINE]
             words = [cursor.string() for _ in range(cursor.count(4))]
             self.info["cmdline"] = " ".join(words)
+        if _BUILD_ID in found:
+            self.build_ids = _build_ids(found[_BUILD_ID])
         names = _event_names(found[_EVENT_DESC]) if _EVENT_DESC in found else []
         formats = _tracing_formats(found[_TRACING_DATA]) if _TRACING_DATA in found else {}
         self.info["clockid"] = attrs[0].clock
@@ -196,6 +213,9 @@ class PerfData:
         self.sample_id_all = attrs[0].sample_id_all
         self.layouts = [Layout(e.sample_type, e.read_format) for e in self.events]
         self._check_layouts()
+        ids = sorted((id_, event.index) for event in self.events for id_ in event.ids)
+        self._ids = np.array([id_ for id_, _ in ids], np.uint64)
+        self._event_of_id = np.array([index for _, index in ids], np.int64)
 
     def _attrs(
         self, sections: _Sections, attr_size: int, attrs_at: int, attrs_size: int
@@ -256,6 +276,37 @@ class PerfData:
                 "file is damaged."
             )
 
+    def event_of(self, piece: Piece, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index of the event of each sample of a piece."""
+        if len(self.events) == 1:
+            return np.zeros(len(at), np.int64)
+        id_at = self.layouts[0].id_at  # the same for all events, as _check_layouts sees to
+        self.long_enough(piece, at, id_at + 1)
+        ids = piece.words[at + id_at]
+        place = np.searchsorted(self._ids, ids)
+        place[place == len(self._ids)] = 0
+        unknown = self._ids[place] != ids if len(self._ids) else np.ones(len(ids), np.bool_)
+        if unknown.any():
+            raise self.damaged(piece, at, unknown, "belongs to no event of the file's")
+        return self._event_of_id[place]
+
+    def long_enough(self, piece: Piece, at: NDArray[np.int64], words: int) -> None:
+        """Raise PerfDataError where a sample is shorter than so many words."""
+        if piece.shortest >= words:
+            return
+        short = piece.words[at] >> np.uint64(51) < words
+        if short.any():
+            raise self.damaged(piece, at, short, "is too short for what its event records")
+
+    def damaged(
+        self, piece: Piece, at: NDArray[np.int64], bad: NDArray[np.bool_], why: str
+    ) -> PerfDataError:
+        """Return the error for the first of the samples that are bad."""
+        offset = piece.offset + 8 * int(at[bad.argmax()])
+        return PerfDataError(
+            f"{self.path}: the sample at byte {offset} {why}. The file is damaged."
+        )
+
     def known_since_ns(self, buffer: int) -> int:
         """Return from when on no CPU's samples are missing, of a file of perf record --overwrite.
 
@@ -304,6 +355,7 @@ class Layout:
         self.tid_at = places.get(_TID, 0)
         self.time_at = places.get(_TIME, 0)
         self.cpu_at = places.get(_CPU, 0)
+        self.period_at = places.get(_PERIOD, 0)
         self.fixed = at
         self.has_raw = bool(sample_type & _RAW)
         self._varying = _varying(sample_type, read_format)
@@ -327,11 +379,30 @@ class Layout:
         Else the caller must see that the raw data end within the sample; each of the places
         returned is within it.
         """
-        at = samples + self.fixed
         if not self._varying:
-            return at, None
+            return samples + self.fixed, None
+        return self._behind(words, samples, self._varying)
+
+    def chain_at(
+        self, words: NDArray[np.uint64], samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where in `words` the callchains of samples begin, and where the samples end.
+
+        A callchain is its length and as many words; the caller must see that they end within the
+        sample. Each of the places returned is within it.
+        """
+        return self._behind(words, samples, self._varying[:-1])
+
+    def _behind(
+        self,
+        words: NDArray[np.uint64],
+        samples: NDArray[np.int64],
+        fields: list[tuple[int, int]],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where in `words` what follows the fields begins, and where the samples end."""
         end = samples + (words[samples] >> np.uint64(51)).astype(np.int64)
-        for before, each in self._varying:
+        at = np.minimum(samples + self.fixed, end - 1)
+        for before, each in fields:
             count = np.minimum(words[at], 0xFFFF).astype(np.int64) if each else 0
             at = np.minimum(at + before + each * count, end - 1)
         return at, end
@@ -374,6 +445,7 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
     count = at = same = alike = 0
     shortest = _HEAD // 8
     tasks = []
+    names = []
     others = []
     sane = True
     while at < limit:
@@ -406,6 +478,8 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
             continue
         if kind in (FORK, EXIT):
             tasks.append(at)
+        elif kind in (MMAP, MMAP2, COMM):
+            names.append(at)
         elif kind in (LOST, LOST_SAMPLES, FINISHED_ROUND):
             others.append(at)
         elif kind == AUXTRACE:
@@ -414,7 +488,8 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
                 "not read here. Record the wait events without it."
             )
         at += step
-    return Piece(offset, words, samples[:count], shortest, tasks, others, offset + 8 * at), sane
+    end = offset + 8 * at
+    return Piece(offset, words, samples[:count], shortest, tasks, names, others, end), sane
 
 
 def _run(words: NDArray[np.uint64], at: int, step: int) -> int:
@@ -438,6 +513,10 @@ class _Cursor:
         self.data = data
         self._where = path, offset, what
         self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self._at
 
     def bytes(self, size: int) -> bytes:
         if size > len(self.data) - self._at:
@@ -524,7 +603,7 @@ class _Sections:
         """
         found: dict[int, _Cursor] = {}
         missing = 0
-        used = {_TRACING_DATA, _CMDLINE, _EVENT_DESC, _NRCPUS, *_STRINGS}
+        used = {_TRACING_DATA, _BUILD_ID, _NRCPUS, _CMDLINE, _EVENT_DESC, *_STRINGS}
         present = [bit for bit in range(_FEATURE_BITS) if bits >> bit & 1]
         for number, bit in enumerate(present):
             entry = _pread(self.file, table_at + 16 * number, 16)
@@ -553,6 +632,7 @@ class _Attr:
 
     type: int
     config: int
+    period: int
     sample_type: int
     read_format: int
     registers: int
@@ -562,14 +642,16 @@ class _Attr:
 
 
 def _attr(data: bytes, ids: tuple[int, ...]) -> _Attr:
-    kind, _, config, _, sample_type, read_format, flags = struct.unpack_from("<2I5Q", data)
+    kind, _, config, period, sample_type, read_format, flags = struct.unpack_from("<2I5Q", data)
     clock = "perf"
     if flags >> 25 & 1 and len(data) >= 96:
         number = int.from_bytes(data[92:96], "little", signed=True)
         clock = _CLOCKS.get(number, f"clock {number}")
     registers = int.from_bytes(data[80:88], "little")
     sample_id_all = bool(flags >> 18 & 1)
-    return _Attr(kind, config, sample_type, read_format, registers, sample_id_all, clock, ids)
+    return _Attr(
+        kind, config, period, sample_type, read_format, registers, sample_id_all, clock, ids
+    )
 
 
 def _event_names(cursor: _Cursor) -> list[str]:
@@ -581,6 +663,20 @@ def _event_names(cursor: _Cursor) -> list[str]:
         names.append(cursor.string())
         cursor.bytes(8 * ids)
     return names
+
+
+def _build_ids(cursor: _Cursor) -> dict[str, str]:
+    """Return build-ids by path, of struct perf_record_header_build_id one after the other."""
+    found = {}
+    while cursor.left >= 36:
+        head = cursor.bytes(8)
+        misc, size = struct.unpack_from("<2H", head, 4)
+        body = cursor.bytes(max(size - 8, 28))
+        # Byte 20 of the id is its size if that flag is set (MISC_BUILD_ID_SIZE).
+        length = min(body[24], 20) if misc & 1 << 15 else 20
+        path = body[28:].split(b"\0")[0].decode(errors="backslashreplace")
+        found[path] = body[4 : 4 + length].hex()
+    return found
 
 
 def _tracing_formats(cursor: _Cursor) -> dict[int, tuple[str, dict[str, Field]]]:
@@ -639,7 +735,9 @@ def _events(
         elif attr.type == _TYPE_BREAKPOINT:
             name, fields = name or "mem:", _breakpoint_fields(attr)
         name = name or f"event {index}"
-        events.append(Event(index, name, attr.ids, attr.sample_type, attr.read_format, fields))
+        events.append(
+            Event(index, name, attr.ids, attr.sample_type, attr.read_format, fields, attr.period)
+        )
     return events
 
 
