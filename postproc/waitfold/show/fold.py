@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import html
+import re
 import shutil
 import subprocess
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+
+import numpy as np
 
 from waitfold.analysis import Analysis, SetAnalysis
 from waitfold.errors import WaitfoldError
+from waitfold.profile import Profile, name_frames
 from waitfold.show.text import one_line
 
 # Where Debian's libdevel-nytprof-perl keeps FlameGraph's script.
@@ -36,6 +41,45 @@ def folded_set(one: SetAnalysis) -> str:
         frames = (one_line(text, 100).replace(";", ",") or "-" for text in texts)
         sums[";".join([type_, one.probe_set.name, *frames])] += ns
     return "".join(f"{stack} {ns}\n" for stack, ns in sorted(sums.items()) if ns > 0)
+
+
+def folded_profile(profile: Profile, event: int, by_count: bool) -> str:
+    """Return the folded stacks of a profile's event, `comm;frame;... N`, leaf last, sorted.
+
+    N is the sum of the samples' weights, or their number. Lines are those of FlameGraph's
+    stackcollapse-perf.pl, which writes names so that they fit there.
+    """
+    rows = np.flatnonzero(profile.event == event)
+    stacks, comms = len(profile.stacks.starts) - 1, len(profile.comms)
+    pair = profile.space[rows].astype(np.int64) * stacks + profile.stack[rows]
+    pairs, row = np.unique(pair, return_inverse=True)
+    keys, row = np.unique(row * comms + profile.comm[rows], return_inverse=True)
+    sums = np.bincount(row, minlength=len(keys)).astype(np.uint64)
+    if not by_count:
+        order = np.argsort(row, kind="stable")
+        heads = np.searchsorted(row[order], np.arange(len(keys)))
+        sums = np.add.reduceat(profile.weight[rows][order], heads) if len(keys) else sums
+    frames = name_frames(profile, pairs % stacks, pairs // stacks)
+    names = [_frame(name) for name in frames.names]
+    entries, starts = frames.entries.tolist(), frames.starts.tolist()
+    lines = [
+        "".join([f";{names[j]}" for j in reversed(entries[start:end])])
+        for start, end in pairwise(starts)
+    ]
+    # Their separators are a space and a semicolon.
+    heads_ = [comm.replace(" ", "_").replace(";", ":") for comm in profile.comms]
+    total: Counter[str] = Counter()
+    for key, n in zip(keys.tolist(), sums.tolist(), strict=True):
+        total[heads_[key % comms] + lines[key // comms]] += n
+    return "".join(f"{stack} {n}\n" for stack, n in sorted(total.items()))
+
+
+def _frame(name: str) -> str:
+    """Return a function's name without what would not fit: arguments, quotes, a semicolon."""
+    name = name.replace(";", ":")
+    if not re.search(r"\.\(.*\)\.", name):  # a method in Go: net/http.(*Client).Do
+        name = re.sub(r"\((?!anonymous namespace\)).*", "", name)
+    return name.translate({ord('"'): None, ord("'"): None})
 
 
 def flamegraph(stacks: str, title: str) -> bytes:
