@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def count(way: str, folder: Path, pids: list[int]) -> int:
     if way == "untraced":
         return 0
     if way == "bpftrace":
-        texts = [path.read_text() for path in folder.glob("bpftrace.*[0-9]")]
+        texts = [path.read_text() for path in folder.glob("bpftrace.*")]
         # Sums so far, one each second: the last one counts.
         return sum(int(re.findall(r"^@: (\d+)", text, re.MULTILINE)[-1]) for text in texts)
     capture = open_capture(folder / "capture", Naming())
@@ -55,10 +56,7 @@ def table(path: Path) -> pd.DataFrame:
     runs["tps"] = runs.transactions / runs.took_ns * 1e9
     by = runs.set_index(["workload", "round", "variant"])
     keys = [(w, r, v) for w, r, v in zip(runs.workload, runs["round"], runs.variant, strict=True)]
-    base = [
-        (w, r, "plain-untraced" if v.endswith("untraced") else v.partition("-")[0] + "-untraced")
-        for w, r, v in keys
-    ]
+    base = [(w, r, base_of(v)) for w, r, v in keys]
     counted = [(w, r, COUNTED.get(v, v)) for w, r, v in keys]
     runs["cpu_base"] = by.cpu_us.loc[base].to_numpy()
     runs["tps_base"] = by.tps.loc[base].to_numpy()
@@ -68,6 +66,49 @@ def table(path: Path) -> pd.DataFrame:
     runs["own_us"] = runs.own_ns / runs.transitions.where(runs.transitions > 0) / 1000
     runs["slower"] = 100 * (1 - runs.tps / runs.tps_base)
     return runs
+
+
+def show_bare(path: Path) -> None:
+    """Print what bench/flood.c used itself, and the ratios of what is added."""
+    runs = pd.read_csv(path, sep="\t")
+    runs["us"] = runs.cpu_ns / runs.transitions / 1000
+    cost = runs.pivot(index="round", columns="variant", values="us")
+    made = runs.transitions.iloc[0]
+    print(f"\nBare: {len(cost)} rounds of {made} transitions; median (quartiles)\n")
+    print("| program, tracer | CPU a transition, us | **added a transition, us** |")
+    print("| --- | --- | --- |")
+    added = cost.copy()
+    for variant in cost.columns:
+        added[variant] -= cost[base_of(variant)]
+    for variant in in_order(cost.columns):
+        name = variant.replace("-", ", ", 1)
+        print(f"| {name} | {spread(cost[variant], 3)} | **{spread(added[variant], 3)}** |")
+    show_ratios(added)
+
+
+def base_of(variant: str) -> str:
+    """Return what a variant is compared with."""
+    server, _, way = variant.partition("-")
+    return "plain-untraced" if way == "untraced" else f"{server}-untraced"
+
+
+def in_order(variants: Iterable[str]) -> list[str]:
+    """Return the variants as tables have them."""
+    servers = ["plain", "usdt", "nop5"]
+
+    def rank(variant: str) -> tuple[int, bool, str]:
+        server, _, way = variant.partition("-")
+        return servers.index(server), way != "untraced", way
+
+    return sorted(variants, key=rank)
+
+
+def show_ratios(added: pd.DataFrame) -> None:
+    """Print ratios of what is added; a row each round."""
+    print()
+    for one, other in RATIOS:
+        ratio = spread(added[one] / added[other], 2)
+        print(f"added by {one} to that by {other}, of the same round: {ratio}")
 
 
 def show(path: Path) -> None:
@@ -87,9 +128,7 @@ def show(path: Path) -> None:
             "| fewer a second, % |"
         )
         print("| --- | --- | --- | --- | --- | --- | --- |")
-        for variant in sorted(
-            of.variant.unique(), key=lambda v: (v.partition("-")[0] != "plain", v)
-        ):
+        for variant in in_order(of.variant.unique()):
             some = of[of.variant == variant]
             cells = [variant.replace("-", ", ", 1), spread(some.cpu_us, 1)]
             if variant == "plain-untraced":
@@ -101,13 +140,7 @@ def show(path: Path) -> None:
                 cells.append(spread(some.per_transaction, 2) if variant not in COUNTED else "")
                 cells.append(spread(some.slower, 0))
             print(f"| {' | '.join(cells)} |")
-        added = of.pivot(index="round", columns="variant", values="added_us")
-        print()
-        for one, other in RATIOS:
-            print(
-                f"added by {one} to that by {other}, of the same round: "
-                f"{spread(added[one] / added[other], 2)}"
-            )
+        show_ratios(of.pivot(index="round", columns="variant", values="added_us"))
 
 
 def main() -> None:
@@ -118,10 +151,13 @@ def main() -> None:
     counting.add_argument("way")
     counting.add_argument("folder", type=Path)
     counting.add_argument("pids", type=int, nargs="+")
-    verbs.add_parser("show").add_argument("table", type=Path)
+    for verb in ("bare", "show"):
+        verbs.add_parser(verb).add_argument("table", type=Path)
     options = parser.parse_args()
     if options.verb == "count":
         print(f"\t{count(options.way, options.folder, options.pids)}")
+    elif options.verb == "bare":
+        show_bare(options.table)
     else:
         show(options.table)
 

@@ -3,8 +3,9 @@
 #
 # usage: make cost WAITFOLD_USDT=PREFIX      (or bench/cost.sh [ROUNDS [SECONDS]])
 #
-# Two pgbench sessions do the same number of transactions (SECONDS of them, untraced), on three servers that differ
-# only in their wait__event probes: a plain one has none (PREFIX-plain, or the stock one), PREFIX has them with nops of
+# Two ways to measure. Bare: bench/flood.c, which does nothing but such stores, 300,000 of them; its own CPU; twice as
+# many rounds. In a server: two pgbench sessions do the same number of transactions (SECONDS of them, untraced), on three servers that differ
+# only in their wait__event probes, as do three builds of flood.c: a plain one has none (PREFIX-plain, or the stock one), PREFIX has them with nops of
 # one byte, PREFIX-nop5 with nops of five. On each untraced and traced by
 #   SERVER-untraced                     nothing records: what the probes cost by themselves
 #   plain-sites-ftrace, -sites-perf, -mem-perf, usdt-usdt-ftrace, -usdt-perf, nop5-usdt-ftrace, -usdt-perf
@@ -13,7 +14,7 @@
 #   plain-bpftrace                      a bpftrace watchpoint on each wait_event_info, that only counts
 # (bpftrace cannot count at the sites: it puts no uprobe inside a function, and the kernel refuses its kind of
 # program on an event of uprobe_events.)
-# Each round has all of them, in an order that changes from round to round. A lock on the table holds the
+# Each round has all of them, in an order that changes from round to round. In a server, a lock on the table holds the
 # sessions back until the tracer is attached, so that its start is not counted. The CPU of the
 # backends is what the postmaster collects when they have ended, less what they had used at the lock; that
 # of a tracer is what its processes use in the same time.
@@ -26,6 +27,7 @@ set -euo pipefail
 . "$(dirname "$(readlink -f "$0")")/lib.bash"
 
 rounds=${1:-5} seconds=${2:-5}
+readonly BARE=300000
 readonly LIMIT=300 # seconds for what should take a fraction of it
 TICK_US=$((1000000 / $(getconf CLK_TCK)))
 readonly TICK_US
@@ -57,11 +59,19 @@ add_server() {
 }
 
 use_server() {
-    PGPORT=${port[$1]} LOCKER=${locker[$1]} BIN=${prefix[$1]} DATA=$WORK/data.${port[$1]}
+    PGPORT=${port[$1]} LOCKER=${locker[$1]} BIN=${prefix[$1]} DATA=$WORK/data.${port[$1]} sites=$WORK/$1.tsv
     look_at_server
 }
 
-# trace SERVER WAY PID PID: attaches to the sessions and sets REPLY to what is to be ended.
+# add_program NAME GCC-OPTION...
+add_program() {
+    local folder=$WORK/$1
+    mkdir "$folder"
+    gcc -O2 -Wl,-E -Wl,--build-id "${@:2}" -o "$folder/postmaster" "$ROOT/bench/flood.c"
+    "$ROOT/scripts/waitfold-probes" sites "$folder/postmaster" >"$folder/sites.tsv"
+}
+
+# trace SERVER WAY PID...: attaches to the sessions and sets REPLY to what is to be ended.
 trace() {
     local server=$1 way=$2 pid all=''
     shift 2
@@ -76,13 +86,13 @@ trace() {
                 done
                 REPLY=$all
             else
-                local binary=$BIN/postgres:postgresql:wait__event__
+                local binary=$BINARY:postgresql:wait__event__
                 count_by_bpftrace -e "usdt:${binary}start { @ = count(); } usdt:${binary}end { @ = count(); }"
             fi
             ;;
         *)
             local options=(-D "$DATA" -m "${way%-*}" --engine "${way#*-}" -o "$WORK/capture")
-            [[ $way == usdt-* ]] || options+=(--sites "$WORK/$server.tsv")
+            [[ $way == usdt-* ]] || options+=(--sites "$sites")
             rm -f -- "$WORK/record.log"
             timeout $LIMIT "$RECORD" "${options[@]}" 2>"$WORK/record.log" &
             REPLY=$!
@@ -93,23 +103,67 @@ trace() {
 
 # count_by_bpftrace OPTION...: one more bpftrace. It prints its sum each second, as it takes 20 s to end.
 count_by_bpftrace() {
-    local out=$WORK/bpftrace.$#.$RANDOM$RANDOM
-    timeout $LIMIT bpftrace -o "$out" "${@:1:$#-1}" "${!#} interval:s:1 { print(@); }" >/dev/null 2>"$out.log" &
+    local out
+    out=$(mktemp "$WORK/bpftrace.XXXXXX")
+    timeout $LIMIT bpftrace -o "$out" "${@:1:$#-1}" "${!#} interval:s:1 { print(@); }" >/dev/null 2>&1 &
     REPLY=$!
     await "$out" Attaching 30
     await "$out" @: 60
 }
 
-# measure WORKLOAD ROUND SERVER-WAY TRANSACTIONS PGBENCH-OPTION...: adds a line to $WORK/cost.
+# end PID...: of tracers.
+end() {
+    local pid
+    for pid; do
+        kill "$pid" 2>/dev/null || true
+        wait "$pid" || true
+    done
+}
+
+# measure_bare ROUND PROGRAM-WAY: adds a line to $WORK/bare.
+measure_bare() {
+    local round=$1 program=${2%%-*} way=${2#*-} pid server tries
+    DATA=$WORK/program sites=$WORK/$program/sites.tsv
+    rm -rf -- "$WORK/capture" "$WORK"/bpftrace.* "$DATA"
+    mkdir "$DATA"
+    (cd "$DATA" && exec "$WORK/$program/postmaster" 1 $((BARE / 2)) 0) >"$DATA/made" &
+    server=$!
+    while [[ ! -s $DATA/postmaster.pid ]]; do sleep 0.1; done
+    look_at_server
+    children "$POSTMASTER" && pid=${REPLY% }
+    trace "$program" "$way" "$pid"
+    kill -USR1 "$pid"
+    for ((tries = 0; tries < LIMIT * 10; tries++)); do
+        [[ ! -s $DATA/made ]] || break
+        sleep 0.1
+    done
+    # shellcheck disable=SC2086 # words are wanted
+    end $REPLY
+    kill -USR1 "$pid"
+    wait "$server"
+    awk -v round="$round" -v variant="$program-$way" '{ print round "\t" variant "\t" $2 "\t" $4 }' "$DATA/made" >>"$WORK/bare"
+}
+
+# each ROUND COMMAND...: the command with every variant; begun elsewhere, and every other time backwards.
+each() {
+    local round=$1 i at
+    shift
+    for ((i = 0; i < ${#VARIANTS[@]}; i++)); do
+        at=$(((i + 5 * round) % ${#VARIANTS[@]}))
+        ((round % 2 == 0)) || at=$((${#VARIANTS[@]} - 1 - at))
+        "$@" "${VARIANTS[at]}"
+    done
+}
+
+# measure SERVER-WAY: adds a line to $WORK/cost.
 measure() {
-    local workload=$1 round=$2 server=${3%%-*} way=${3#*-} transactions=$4
+    local server=${1%%-*} way=${1#*-}
     local pgbench pids pid tracers all run at_lock=0 own before begun took
-    shift 4
     use_server "$server"
     rm -rf -- "$WORK/capture" "$WORK"/bpftrace.*
     sql CHECKPOINT
     hold_back
-    timeout $LIMIT "$CLIENT/pgbench" -n -c 2 -j 2 -t $((transactions / 2)) "$@" >"$WORK/pgbench" 2>&1 &
+    timeout $LIMIT "$CLIENT/pgbench" -n -c 2 -j 2 -t $((transactions / 2)) "${load[@]}" >"$WORK/pgbench" 2>&1 &
     pgbench=$!
     pgbench_pids 2 "wait_event = 'relation'"
     pids=$REPLY
@@ -143,10 +197,8 @@ measure() {
         $(((REPLY - before - at_lock) * 1000)) "$own" >>"$WORK/cost"
     # For the last sum of bpftrace's.
     [[ $way != bpftrace ]] || sleep 1.5
-    for pid in $tracers; do
-        kill "$pid" 2>/dev/null || true
-        wait "$pid" || true
-    done
+    # shellcheck disable=SC2086
+    end $tracers
     # shellcheck disable=SC2086
     "$PYTHON" "$ROOT/bench/cost.py" count "$way" "$WORK" $pids >>"$WORK/cost"
     say "$(tail -n 1 "$WORK/cost")"
@@ -154,18 +206,11 @@ measure() {
 
 # bench WORKLOAD PGBENCH-OPTION...
 bench() {
-    local workload=$1 round transactions i way
-    shift
+    local workload=$1 load=("${@:2}") round transactions
     use_server plain
-    timeout 60 "$CLIENT/pgbench" -n -c 2 -j 2 -T 5 "$@" >"$WORK/pgbench" 2>&1
+    timeout 60 "$CLIENT/pgbench" -n -c 2 -j 2 -T 5 "${load[@]}" >"$WORK/pgbench" 2>&1
     transactions=$(awk -F '[: ]+' -v s="$seconds" '/^number of transactions actually/ { print 2 * int($NF * s / 10) }' "$WORK/pgbench")
-    for ((round = 0; round < rounds; round++)); do
-        for ((i = 0; i < ${#VARIANTS[@]}; i++)); do
-            # Begun elsewhere, and every other time backwards.
-            if ((round % 2)); then way=${VARIANTS[-1 - (i + 5 * round) % ${#VARIANTS[@]}]}; else way=${VARIANTS[(i + 5 * round) % ${#VARIANTS[@]}]}; fi
-            measure "$workload" "$round" "$way" "$transactions" "$@"
-        done
-    done
+    for ((round = 0; round < rounds; round++)); do each "$round" measure; done
 }
 
 [[ -n ${WAITFOLD_USDT-} && -x $WAITFOLD_USDT-nop5/bin/postgres ]] ||
@@ -175,6 +220,18 @@ plain=$WAITFOLD_USDT-plain/bin
     plain=''
     say "no $WAITFOLD_USDT-plain: the stock server, which was compiled otherwise, stands for one without probes"
 }
+require root tracefs uprobes perf binutils
+make_work
+
+add_program plain
+add_program usdt -DPROBES
+mkdir -p "$WORK/include/sys"
+printf '%s\n' '#include_next <sys/sdt.h>' '#undef _SDT_NOP' '#define _SDT_NOP .nops 5' >"$WORK/include/sys/sdt.h"
+add_program nop5 -DPROBES -mno-red-zone -I"$WORK/include"
+printf 'round\tvariant\ttransitions\tcpu_ns\n' >"$WORK/bare"
+for ((round = 0; round < 2 * rounds; round++)); do each "$round" measure_bare "$round"; done
+"$PYTHON" "$ROOT/bench/cost.py" bare "$WORK/bare"
+
 add_server plain "$plain"
 add_server usdt "$WAITFOLD_USDT/bin"
 add_server nop5 "$WAITFOLD_USDT-nop5/bin"

@@ -53,10 +53,10 @@ def recorded(path: Path) -> Recorded:
 
 
 def made(name: str, path: Path, counts: Path) -> bool:
-    """Compare with what the program says that it made: lines of pid, transitions, ns."""
+    """Compare with what the program says that it made: lines of pid, transitions, ns, ns of CPU."""
     rows = [line.split() for line in counts.read_text().splitlines()]
-    of = {int(pid): int(count) for pid, count, _ in rows}
-    total, took = sum(of.values()), max(int(ns) for *_, ns in rows) / 1e9
+    of = {int(pid): int(count) for pid, count, *_ in rows}
+    total, took = sum(of.values()), max(int(row[2]) for row in rows) / 1e9
     got = recorded(path)
     by_tid = {pid: got.by_tid.get(pid, 0) for pid in of}
     missing = total - sum(by_tid.values())

@@ -41,6 +41,12 @@ as_postgres() {
     (cd / && runuser -u postgres -- "$BIN/$program" "$@")
 }
 
+make_work() {
+    WORK=$(mktemp -d "${TMPDIR:-/tmp}/waitfold-bench.XXXXXX")
+    chown postgres "$WORK"
+    export PGHOST=$WORK PGUSER=postgres PGDATABASE=postgres PGPORT=5431
+}
+
 # start_server SCALE SETTING...: the server whose programs are in BIN (the newest stock one, if that is empty) in a
 # temporary folder, on a unix socket only, with pgbench's tables. Sets WORK, CLIENT, DATA, POSTMASTER and what
 # inspect_server sets. A further one gets a port of its own.
@@ -51,11 +57,7 @@ start_server() {
     CLIENT=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
     [[ -x $CLIENT/pgbench ]] || die "no PostgreSQL under /usr/lib/postgresql: make deps"
     : "${BIN:=$CLIENT}"
-    if [[ -z $WORK ]]; then
-        WORK=$(mktemp -d "${TMPDIR:-/tmp}/waitfold-bench.XXXXXX")
-        chown postgres "$WORK"
-        export PGHOST=$WORK PGUSER=postgres PGDATABASE=postgres PGPORT=5431
-    fi
+    [[ -n $WORK ]] || make_work
     PGPORT=$((PGPORT + 1))
     DATA=$WORK/data.$PGPORT
     as_postgres initdb -D "$DATA" -A trust -U postgres --no-sync >>"$WORK/log"

@@ -1,4 +1,4 @@
-"""Time `waitfold report` against perf script and mawk; see speed.sh."""
+"""Time `waitfold report` against perf script, or trace-cmd report, and mawk; see speed.sh."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from big_perfdata import enlarge
+import big_perfdata
+import big_tracedat
 
 from waitfold.events import PairRule, transitions
 from waitfold.pair import pair
 from waitfold.perfdata import PerfData
 from waitfold.summary import Summary
+from waitfold.tracedat import TraceDat
 
 ROOT = Path(__file__).resolve().parent.parent
 EVENT = "waitfold_*:w"
@@ -48,13 +50,19 @@ def run(command: list[str]) -> Run:
     return Run(output, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss >> 10)
 
 
-def by_perf(path: Path) -> Run:
-    """Pair by perf's text. Forks and exits are shown because a process id comes again."""
-    fields = "pid,tid,time,event,trace"
-    script = (
-        f"perf script --ns --show-task-events -F {fields} -i {shlex.quote(str(path))} 2>/dev/null"
-    )
-    awk = shlex.quote(str(ROOT / "bench" / "pair.awk"))
+def by_text(path: Path) -> Run:
+    """Pair by the text that the file's own tool prints.
+
+    Of perf with forks and exits, because a process id comes again.
+    """
+    file = shlex.quote(str(path))
+    if path.suffix == ".dat":
+        script, awk = f"trace-cmd report -t -i {file} 2>/dev/null", "pair_trace.awk"
+    else:
+        fields = "pid,tid,time,event,trace"
+        script = f"perf script --ns --show-task-events -F {fields} -i {file} 2>/dev/null"
+        awk = "pair.awk"
+    awk = shlex.quote(str(ROOT / "bench" / awk))
     return run(["bash", "-o", "pipefail", "-c", f"{script} | mawk -f {awk}"])
 
 
@@ -67,7 +75,8 @@ def by_waitfold(path: Path) -> Run:
 def sums(path: Path) -> list[tuple[str, ...]]:
     """Return (value, count, total_ns) of all values, as bench/pair.awk prints them."""
     summary = Summary()
-    for batch in pair(transitions([PerfData(path)], PairRule(EVENT, "v", EVENT, 0))):
+    data = TraceDat(path) if path.suffix == ".dat" else PerfData(path)
+    for batch in pair(transitions([data], PairRule(EVENT, "v", EVENT, 0))):
         summary.add(batch)
     return sorted((f"{s.value:#x}", str(s.count), str(s.total_ns)) for s in summary.values())
 
@@ -80,26 +89,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "big.data"
+        path = (Path(folder) / "big").with_suffix(options.source.suffix)
+        is_trace = path.suffix == ".dat"
+        enlarge = big_tracedat.enlarge if is_trace else big_perfdata.enlarge
+        tool = "trace-cmd" if is_trace else "perf"
         count = enlarge(options.source, path, options.samples)
         print(f"{count} samples, {path.stat().st_size >> 20} MiB, repeated from {options.source}")
 
-        text, report = by_perf(path), by_waitfold(path)
+        text, report = by_text(path), by_waitfold(path)
         want = sorted(tuple(line.split()) for line in text.output.splitlines())
         if want != sums(path):
-            sys.exit("speed: perf script and waitfold do not find the same counts and totals")
+            sys.exit(f"speed: {tool} and waitfold do not find the same counts and totals")
         waits = json.loads(report.output)["waits"]
         total = sum(int(total) for _, _, total in want)
         if sum(wait["total_ns"] for wait in waits) != total:
-            sys.exit("speed: the report's totals are not those of perf script")
+            sys.exit(f"speed: the report's totals are not those of {tool}")
         print(f"the same {len(want)} counts and totals, {total} ns in all")
 
         ratios = []
         for number in range(options.rounds):
-            text, report = by_perf(path), by_waitfold(path)
+            text, report = by_text(path), by_waitfold(path)
             ratios.append(text.seconds / report.seconds)
             print(
-                f"round {number + 1}: perf | mawk {text.seconds:.2f} s ({text.cpu:.2f} CPU), "
+                f"round {number + 1}: {tool} | mawk {text.seconds:.2f} s ({text.cpu:.2f} CPU), "
                 f"waitfold report {report.seconds:.2f} s ({report.cpu:.2f} CPU): "
                 f"{ratios[-1]:.1f} times faster, {text.cpu / report.cpu:.1f} times less CPU"
             )

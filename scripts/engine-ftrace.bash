@@ -73,7 +73,10 @@ engine_stop() {
         wait "$drainer" || true
         engine_running || drainer=''
     done
-    [[ ! -d $instance ]] || finish
+    [[ ! -d $instance ]] || {
+        finish
+        rmdir "$instance"
+    }
 }
 
 # engine_dump FOLDER: the pages are taken out while ftrace goes on to write, so each is in one dump only; with a limit,
@@ -139,9 +142,11 @@ take() {
 # drain: the drainer. It takes only as many pages as are surely full: the one that is written to would come
 # as it is, again and again. The threshold saves processes: an idle server costs a look at the numbers.
 drain() {
-    local cpu count taken=0 looks=0 status taker takers failed=
+    local cpu count taken=0 looks=0 status taker takers failed= busy
     trap '' INT TERM HUP
     umask 077 # as perf does it
+    # Another script that finds the recorder gone cannot remove the instance while a file of it is open.
+    exec {busy}<"$instance/tracing_on"
     # A ring is taken out when somebody asks for it, and at the end.
     ((! ring_bytes)) || read -r -u "$hold_reader" || true
     while ((! ring_bytes && taken * PAGE < max_bytes)); do
@@ -164,14 +169,12 @@ drain() {
         # Nothing may follow upon pages that are lost.
         [[ -z $failed ]] || break
     done
-    if [[ -n $failed ]]; then
-        rmdir "$instance"
-    else
-        finish
-    fi
+    [[ -n $failed ]] || finish
+    exec {busy}<&-
+    rmdir "$instance"
 }
 
-# finish: ends the tracing, takes out the rest, makes the file, removes the instance.
+# finish: ends the tracing, takes out the rest, makes the file.
 finish() (
     umask 077
     left=0
@@ -186,7 +189,6 @@ finish() (
     if ((! left)) && [[ ! -e $capture/trace.dat ]] && trace_file "$capture"; then
         rm -- "$capture/trace.head"
     fi
-    rmdir "$instance"
 )
 
 ## trace.dat

@@ -12,7 +12,9 @@
 # Backends are not attached to before they are there: this is how often we look for new ones.
 # shellcheck disable=SC2034 # for the main loop
 engine_period=0.05
-# Of these a backend has one that wrote its last event before perf could read it.
+# Who has no wait_event_info in shared memory after so many looks, a second, is looked at so seldom.
+readonly PATIENCE=20
+# What a backend may write, 100 bytes a store, before its perf comes to read it.
 readonly BUFFER_KB=512
 
 told='' orders='' starter='' no_storage=0 perfs=0 attaching=0 attached=0 looks=0 suspended_ns=0 family='' refusal='' clock_offset_ns=''
@@ -34,13 +36,14 @@ engine_start() {
     set_watch_options
     start_starter
     printf 'pid\tborn_ns\tattached_ns\tread_ns\twait\tfile\twhy\n' >"$capture/attached.tsv"
+    [[ -n $pids ]] || watch 0 "$POSTMASTER" - 0
     engine_tick
     while ((attaching)); do
         interrupted
         ((SECONDS - started < 60)) || die "perf did not attach within a minute"
         hear 100
     done
-    ((attached)) || die "no process could be attached to: ${refusal:-none has a wait_event_info}"
+    ((${#attached_ns[@]} > (${#pids} == 0))) || die "no process could be attached to: ${refusal:-none has a wait_event_info}"
     [[ -z $refusal ]] || warn "not all processes could be attached to: $refusal"
 }
 
@@ -67,14 +70,18 @@ engine_size() {
 
 # engine_stop: closes the pipe that the starter and the perfs' workloads read, so that all end and write out what they hold.
 engine_stop() {
-    local pid
+    local pid why
     [[ -z $hold ]] || exec {hold}>&-
     hold=''
     [[ -n $starter ]] || return 0
     # Another signal ends a wait early, but not the starter.
     while kill -0 "$starter" 2>/dev/null; do wait "$starter" || true; done
     hear 0
-    for pid in "${!unready[@]}"; do never "$pid" "${born[$pid]}" "no wait_event_info in shared memory"; done
+    for pid in "${!unready[@]}"; do
+        why='no wait_event_info in shared memory'
+        ((unready[$pid] > PATIENCE)) || why='the recording ended before it could be attached to'
+        never "$pid" "${born[$pid]}" "$why"
+    done
     unready=()
 }
 
@@ -118,7 +125,8 @@ set_watch_options() {
 }
 
 # start_starter: starts the process that starts the perfs: it reads number of the perf, pid and address, and ends, when the
-# recorder has closed `hold` or is gone, with the last of them.
+# recorder has closed `hold` or is gone, with the last of them. Number 0 writes down who is born and when,
+# also of those that are gone before we see them.
 start_starter() {
     local fd
     mkfifo "$capture/orders"
@@ -132,29 +140,33 @@ start_starter() {
     ${own_mounts[@]+"${own_mounts[@]}"} sh -c '
         folder=$1
         shift
-        [ -z "$1" ] || mount --bind /dev/null /proc/kallsyms
+        [ "$1" = 0 ] || mount --bind /dev/null /proc/kallsyms
         shift
         { cat <&4 && echo end >&5; } &
         exec 5>&-
         while read -r number pid address && [ "$number" != end ]; do
             {
-                perf record -o "$folder/perf.data.$number" "$@" -e "mem:$address/4:wu" -p "$pid" -- \
+                if [ "$number" = 0 ]; then
+                    set -- -k CLOCK_MONOTONIC --no-bpf-event --synth=no -B -N -m 16K -e dummy:u
+                else
+                    set -- "$@" -e "mem:$address/4:wu"
+                fi
+                perf record -o "$folder/perf.data.$number" "$@" -p "$pid" -- \
                     sh -c "echo $number attached >&3 && exec cat"
                 echo "$number ended $?" >&3
             } <&4 >"$folder/perf.log.$number" 2>&1 &
         done
-        wait' sh "$capture" "${own_mounts[*]-}" "${watch_options[@]}" \
+        wait' sh "$capture" ${#own_mounts[@]} "${watch_options[@]}" \
         <&"$fd" 3>&"$told" 4<&"$hold_reader" 5>&"$orders" {hold}>&- {clock}>&- {told}>&- {orders}>&- &
     starter=$!
     set +m
     exec {fd}<&-
 }
 
-# watch PID ADDRESS: has a perf started for a backend. We hear of it, and of its end, on `told`.
+# watch NUMBER PID BORN ADDRESS: has a perf started for a process. We hear of it, and of its end, on `told`.
 watch() {
-    local number=$((++perfs))
-    pid_of[number]=$1 born_ns[number]=${born[$1]} address_of[number]=$2
-    printf '%s %s 0x%x\n' "$number" "$1" "$2" >&"$orders"
+    pid_of[$1]=$2 born_ns[$1]=$3 address_of[$1]=$4
+    printf '%s %s 0x%x\n' "$1" "$2" "$4" >&"$orders"
     attaching=$((attaching + 1))
 }
 
@@ -218,13 +230,12 @@ look_for_new() {
     done
 }
 
-# attach_ready: attaches to those that have come by a wait_event_info in shared memory. Some never do, as the
-# logger: after a second they are looked at once a second only.
+# attach_ready: attaches to those that have come by a wait_event_info in shared memory. Some never do, as the logger.
 attach_ready() {
     local pid i pointers candidates=()
     for pid in "${!unready[@]}"; do
         unready[$pid]=$((unready[$pid] + 1))
-        ((unready[$pid] > 20 && looks % 20)) || candidates+=("$pid")
+        ((unready[$pid] > PATIENCE && looks % PATIENCE)) || candidates+=("$pid")
     done
     ((${#candidates[@]})) || return 0
     mapfile -t pointers < <(for pid in "${candidates[@]}"; do
@@ -233,7 +244,7 @@ attach_ready() {
     for i in "${!candidates[@]}"; do
         ((pointers[i] && pointers[i] != no_storage)) || continue
         unset "unready[${candidates[i]}]"
-        watch "${candidates[i]}" $((pointers[i] + WAIT_FIELD))
+        watch $((++perfs)) "${candidates[i]}" "${born[${candidates[i]}]}" $((pointers[i] + WAIT_FIELD))
     done
     ((attaching == 0)) || hear 50
 }
@@ -258,7 +269,7 @@ hear() {
             monotonic_ns
             attached_ns[number]=$REPLY
             attaching=$((attaching - 1)) attached=$((attached + 1))
-            fresh+=("$number")
+            ((number == 0)) || fresh+=("$number")
         else
             gone+=("$number")
             if [[ -z ${attached_ns[number]-} ]]; then

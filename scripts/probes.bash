@@ -44,27 +44,28 @@ remove_dead_instances() {
     done
 }
 
-# enabled GROUP/EVENT: 0 unless every instance of ftrace says that it is off.
+# enabled GROUP: 0 unless every instance of ftrace says that all its events are off.
 enabled() {
     local file state
-    for file in "$TRACEFS/events/$1/enable" "$TRACEFS"/instances/*/events/"$1"/enable; do
+    for file in "$TRACEFS/events/$1"/*/enable "$TRACEFS"/instances/*/events/"$1"/*/enable; do
         [[ -e $file ]] || continue
         { read -r state <"$file"; } 2>/dev/null && [[ $state == 0 ]] || return 0
     done
     return 1
 }
 
-# named_by_a_process GROUP/EVENT: 0 when a process has the group on its command line: a perf that may be about to
-# open it. Those for use by hand may be named by a pattern, so any of them counts.
+# named_by_a_process GROUP: 0 when a process has the group on its command line: a perf that may be about to
+# open an event of it. Those for use by hand may be named by a pattern, so any of them counts.
 named_by_a_process() {
-    local name=${1%%/*}
+    local name=$1
     [[ $name != waitfold_keep_* ]] || name=waitfold_keep_
     # Through the environment: on its command line awk would find itself.
     { cat /proc/[0-9]*/cmdline 2>/dev/null || true; } | tr '\0' '\n' |
         NAME=$name awk 'index($0, ENVIRON["NAME"]) { found = 1 } END { exit !found }'
 }
 
-# unregister GROUP/EVENT: takes an event out. Returns 1, and leaves it whole, while anything still uses it.
+# unregister GROUP [EVENT...]: takes out these events of a group, by default all. Returns 1, and leaves them whole, while
+# anything still uses one of the group.
 #
 # Linux (seen in 6.1 and 6.18) removes an event of several places piece by piece: it
 # finds out that somebody uses it only after all places but one are freed, and the next
@@ -76,7 +77,9 @@ named_by_a_process() {
 # A perf that opens the event while we ask would get it between our answer and the removal (the kernel takes
 # 50 ms to disable 180 places), so a perf that is only starting counts as use.
 unregister() {
-    local event=$1 instance other removed=1
+    local used=$1 instance other removed=1 lines
+    shift
+    lines=$(if (($#)); then printf -- "-:$used/%s\n" "$@"; else registered "$used" | sed 's/^/-:/'; fi)
     remove_dead_instances
     group_of_this_run
     instance=$TRACEFS/instances/$REPLY
@@ -84,11 +87,13 @@ unregister() {
     for other in "$TRACEFS"/instances/waitfold_[0-9]*; do
         [[ $other == "$instance" ]] || removed=
     done
-    if [[ -n $removed ]] && ! named_by_a_process "$event" && ! enabled "$event" &&
-        echo 0 >"$instance/tracing_on" && { echo 1 >"$instance/events/$event/enable"; } 2>/dev/null; then
-        echo 0 >"$instance/events/$event/enable" && ! enabled "$event" && ! named_by_a_process "$event" &&
-            { echo "-:$event" >>"$TRACEFS/uprobe_events"; } 2>/dev/null || removed=
+    if [[ -n $removed ]] && ! named_by_a_process "$used" && ! enabled "$used" &&
+        echo 0 >"$instance/tracing_on" && { echo 1 >"$instance/events/$used/enable"; } 2>/dev/null; then
+        echo 0 >"$instance/events/$used/enable" && ! enabled "$used" && ! named_by_a_process "$used" &&
+            { echo "$lines" >>"$TRACEFS/uprobe_events"; } 2>/dev/null || removed=
     else
+        # Of several events some may be enabled by now.
+        { echo 0 >"$instance/events/$used/enable"; } 2>/dev/null || true
         removed=
     fi
     # Busy while somebody reads a file of it.
@@ -98,20 +103,19 @@ unregister() {
 
 # remove_stale: takes out what runs of ours left that were killed: of this pid namespace, the process gone.
 remove_stale() {
-    local event group pid
+    local group pid
     remove_dead_instances
-    while read -r event; do
-        group=${event%%/*}
+    while read -r group; do
         dead "$group" || continue
         pid=${group%_*} pid=${pid##*_}
         # A perf that the run had just forked has its command line by then, and is seen by it.
         sleep 0.5
-        if unregister "$event"; then
+        if unregister "$group"; then
             warn "removed the probes that a killed run (process $pid) had left"
         elif [[ -n $(registered "$group") ]]; then # not removed by another script meanwhile
             warn "the probes of a killed run (process $pid) are still in use, by the perf that it left: they go with the next run"
         fi
-    done < <(registered "$RUNS")
+    done < <(registered "$RUNS" | sed 's,/.*,,' | uniq)
 }
 
 # read_sites SITES: sets from a list of sites what locate_wait sets, and SITE_SYMBOL; dies unless the list is of BUILD_ID.

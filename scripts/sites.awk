@@ -64,14 +64,12 @@ BEGIN {
     # A constant that is a wait event of PostgreSQL 10 to 13: a class, and a small number in it.
     WAIT = "^0x[13-9a]0000[0-9a-f][0-9a-f]$"
 
-    addresses = global (slots == "" ? "" : " " slots)
-    gsub(/ /, "|", addresses)
-    reference = "# (" addresses ")( |$)"
-    if (fixed)
-        reference = reference "|[ ,$]0x(" addresses ")([ ,]|$)"
     n = split(slots, list, " ")
     for (i = 1; i <= n; i++)
         is_slot[list[i]] = 1
+    absolute = slots
+    gsub(/ /, "|", absolute)
+    absolute = "[ ,$]0x(" global (slots == "" ? "" : "|") absolute ")([ ,]|$)"
     codes = split(code, list, " ")
     for (i = 1; i <= codes; i++) {
         split(list[i], part, ":")
@@ -100,16 +98,21 @@ function is_code(a,   i) {
     return 0
 }
 
-## First pass: all direct jump targets, all bases of jump tables, and the code behind
+## First pass: all direct jump targets, where functions begin, all bases of jump tables, and the code behind
 ## each reference with the code that it jumps forward to.
 
 NF < 3 {
     if (sub(/^target /, ""))
         jumped_to[$0] = 1
+    else if (sub(/ <.*>:$/, "")) {
+        sub(/^0+/, "")
+        begins[$0] = 1
+    }
     next
 }
 
 {
+    found = fixed && $3 ~ absolute
     if ($3 ~ /^(j|bnd j|loop|xbegin)/) {
         if (match($3, / [0-9a-f]+ </)) {
             t = substr($3, RSTART + 1, RLENGTH - 3)
@@ -118,12 +121,18 @@ NF < 3 {
                 wanted[sprintf("%8s:", t)] = 1
         } else if (match($3, /\*0x[0-9a-f]+\(,/))
             base[substr($3, RSTART + 3, RLENGTH - 5)] = 8
-    } else if ($3 ~ /^lea .*# /) {
-        t = substr($3, index($3, "# ") + 2)
+    } else if (i = index($3, "# ")) {
+        t = substr($3, i + 2)
         sub(/ .*/, "", t)
-        base[t] = 4
-    }
-    if (members && $3 ~ /^movl +\$0x[0-9a-f]+,0x[0-9a-f]+\(%r[a-z0-9]+\)$/) {
+        if (t == global || t in is_slot)
+            found = 1
+        else if ($3 ~ /^lea /)
+            base[t] = 4
+    } else if (match($3, /^call +[0-9a-f]+ </)) {
+        t = substr($3, 1, RLENGTH - 2)
+        sub(/^call +/, "", t)
+        begins[t] = 1
+    } else if (members && $3 ~ /^movl +\$0x[0-9a-f]+,0x[0-9a-f]+\(%r[a-z0-9]+\)$/) {
         t = $3
         gsub(/^movl +\$|,.*/, "", t)
         if (t ~ WAIT) {
@@ -132,7 +141,7 @@ NF < 3 {
             constant[n] = number(substr($3, index($3, ",") + 1))
         }
     }
-    if ($0 ~ reference) {
+    if (found) {
         t = $1
         gsub(/[ :]/, "", t)
         origins[++references] = t
@@ -163,7 +172,8 @@ END {
     for (o = 1; o <= references; o++) {
         origin = origins[o]
         stored = compared = 0
-        branch(origin, "0")
+        visits = 0
+        branch(origin, "")
         while (todo) {
             a = todo_address[todo]
             follow(a, todo_state[todo--])
@@ -352,7 +362,7 @@ function branch(address, state) {
     }
 }
 
-# A state as a string: what %rsp has moved since the reference, then what holds what.
+# A state as a string: what holds what.
 function pack(   k, i, n, t, list, s) {
     n = 0
     for (k in hold) {
@@ -361,18 +371,17 @@ function pack(   k, i, n, t, list, s) {
             list[i] = list[i - 1]
         list[i] = t
     }
-    s = stack
+    s = ""
     for (i = 1; i <= n; i++)
         s = s " " list[i]
-    return n ? s : ""
+    return s
 }
 
 function unpack(state,   k, i, n, list) {
     for (k in hold)
         delete hold[k]
     n = split(state, list, " ")
-    stack = list[1] + 0
-    for (i = 2; i <= n; i++) {
+    for (i = 1; i <= n; i++) {
         k = index(list[i], "=")
         hold[substr(list[i], 1, k - 1)] = substr(list[i], k + 1)
     }
@@ -385,6 +394,11 @@ function follow(address, state,   i, n, list) {
         if ((origin, address, state) in seen)
             return
         seen[origin, address, state] = 1
+        if (++visits > 50000) {
+            loose(origin, "the ways from here have no end")
+            todo = 0
+            return
+        }
         if (!(address in text) && !fetch(address)) {
             loose(address, "there is no code")
             return
@@ -419,6 +433,8 @@ function follow(address, state,   i, n, list) {
             return
         }
         address = following[address]
+        if (address in begins)
+            return      # behind a call that does not return, another function
     }
 }
 
@@ -507,15 +523,15 @@ function number(s,   sign) {
     return sign * hex(s)
 }
 
-# Where a value can be held: the name of a register, or a stack slot ("b-8" by %rbp, "s-8" by
-# where %rsp was at the reference); "" for any other operand.
+# Where a value can be held: the name of a register, or a stack slot ("b-8" by %rbp, "s8" by
+# %rsp); "" for any other operand.
 function place(o) {
     if (o in register)
         return register[o]
     if (o ~ /^(-?0x[0-9a-f]+)?\(%rbp\)$/)
         return "b" number(o)
     if (o ~ /^(-?0x[0-9a-f]+)?\(%rsp\)$/)
-        return "s" (number(o) + stack)
+        return "s" number(o)
     return ""
 }
 
@@ -630,13 +646,13 @@ function step(address,   i, k, n, to, source, what, insn) {
     if (overwrites("bp"))
         drop_slots("b")
     if (mnemonic ~ /^push/)
-        stack -= 8
+        move_stack(-8)
     else if (mnemonic ~ /^popf?q?$/)
-        stack += 8
+        move_stack(8)
     else if (to == "%rsp" && mnemonic ~ /^(add|sub)q?$/ && source ~ /^\$/)
-        stack += (mnemonic ~ /^add/ ? 1 : -1) * number(source)
+        move_stack((mnemonic ~ /^add/ ? 1 : -1) * number(source))
     else if (to == "%rsp" && mnemonic ~ /^lea/ && source ~ /^[-0-9a-fx]*\(%rsp\)$/)
-        stack += number(source)
+        move_stack(number(source))
     else if (overwrites("sp"))
         drop_slots("s")
     if (what != "" && place(to) != "")
@@ -697,6 +713,21 @@ function width(source) {
     if (mnemonic ~ /^set/)
         return 1
     return mnemonic ~ /b$/ ? 1 : mnemonic ~ /w$/ ? 2 : mnemonic ~ /l$/ ? 4 : mnemonic ~ /q$/ ? 8 : 64
+}
+
+# %rsp has moved: slots get other names, or are given back (but for the red zone below it).
+function move_stack(distance,   k, i, n, list, what) {
+    for (k in hold)
+        if (k ~ /^s-?[0-9]/) {
+            list[++n] = substr(k, 2) - distance
+            what[n] = hold[k]
+        }
+    if (!n)
+        return
+    drop_slots("s")
+    for (i = 1; i <= n; i++)
+        if (list[i] >= -128)
+            hold["s" list[i]] = what[i]
 }
 
 # Without its base register nobody knows where a slot is.

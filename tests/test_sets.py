@@ -79,14 +79,16 @@ def work(cluster: Cluster, recorder: Recorder) -> tuple[dict[str, int], dict[str
         one.run("SELECT FROM many ORDER BY t LIMIT 1")
     with cluster.session() as holder, cluster.session() as one:
         pids["locks"] = one.pid
-        one.run("SET lock_timeout = '50ms'")
         for _ in range(7):
             holder.run("BEGIN")
             holder.run("SELECT FROM many WHERE i = 1 FOR UPDATE")
             one.send("SELECT FROM many WHERE i = 1 FOR UPDATE")
-            time.sleep(0.02)
+            until = time.monotonic() + 30
+            while holder.run("SELECT 1 FROM pg_locks WHERE NOT granted") == []:
+                assert time.monotonic() < until
             holder.run("COMMIT")
             one.wait()
+        one.run("SET lock_timeout = '50ms'")
         holder.run("SELECT pg_advisory_lock(3, 4)")
         for _ in range(3):
             one.run("SELECT pg_advisory_lock_shared(3, 4)")

@@ -167,6 +167,26 @@ def test_killed() -> None:
     assert found == sorted(found)
 
 
+def test_killed_before_a_page_was_full(tmp_path: Path) -> None:
+    """There is nothing to read then, and that is said."""
+    shutil.copy(DATA / "killed" / "trace.head", tmp_path)
+    data = TraceDat(tmp_path)
+    assert data.cut and "was not finished" in data.cut
+    assert rows(data) == []
+
+
+def test_many_cpus(tmp_path: Path) -> None:
+    """The CPUs' events come in the order of time; of an odd number of pages, each one is read."""
+    rng = np.random.default_rng(4)
+    cpus = []
+    for cpu in range(100):
+        times = np.sort(rng.integers(1000, 10**6, int(rng.integers(0, 40)))).tolist()
+        cpus.append([page(time, event(0, 50 + cpu, 1) + event(7, 50 + cpu, 2)) for time in times])
+    found = rows(made(tmp_path, *cpus))
+    assert len(found) == 2 * sum(len(pages) for pages in cpus)
+    assert [row[0] for row in found] == sorted(row[0] for row in found)
+
+
 def test_killed_while_it_was_put_together(tmp_path: Path) -> None:
     """A CPU's file that is still there counts, and not its part of a trace.dat that was cut."""
     whole = TraceDat(DATA / "engine.dat")

@@ -87,7 +87,7 @@ def registered(event: str, lines: str) -> Iterator[None]:
     finally:
         # By the environment: unregister takes a process with the event on its command line for a
         # user of it. It withdraws while another run asks, too.
-        attempts = "for i in {1..20}; do if unregister $EVENT; then break; fi; sleep 0.2; done"
+        attempts = "for i in {1..20}; do if unregister ${EVENT%/*}; then break; fi; sleep 0.2; done"
         shell(f"check_tracefs; {attempts}", env=os.environ | {"EVENT": event})
         assert event not in uprobe_events()
 

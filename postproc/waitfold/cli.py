@@ -198,9 +198,9 @@ def _verb(
         "capture",
         metavar="CAPTURE",
         type=Path,
-        help="a capture folder, or a perf.data recorded by hand",
+        help="a capture folder, or a perf.data or trace.dat recorded by hand",
     )
-    named = verb.add_argument_group("a perf.data recorded by hand")
+    named = verb.add_argument_group("a perf.data or trace.dat recorded by hand")
     named.add_argument(
         "--start", metavar="EVENT", help="perf's name of the event that begins a wait"
     )

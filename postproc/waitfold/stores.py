@@ -6,8 +6,10 @@ held. What was stored is known from the list of all stores in the server's code,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 
@@ -30,6 +32,7 @@ from waitfold.events import (
     in_order,
     joined,
 )
+from waitfold.perfdata import FORK as FORK_RECORD
 from waitfold.perfdata import PerfData
 
 _UNDECODED = 0xFFFF_FFFF
@@ -37,6 +40,9 @@ _UNDECODED = 0xFFFF_FFFF
 
 _PROBED = 0x7FFF_FFFF_E000
 """Where the kernel executes an instruction that has a uprobe: the last pages of the memory."""
+
+_TICK_NS = 10_000_000
+"""born_ns may be so much too early: the kernel counts hundredths of a second."""
 
 _NO_STORAGE = "no wait_event_info in shared memory"
 """Why the recorder does not attach to some processes, as the logger: they never wait visibly."""
@@ -177,15 +183,48 @@ def read_attached(path: Path) -> list[Attachment]:
     return found
 
 
-def lateness(attached: Sequence[Attachment], start_ns: int) -> Late:
-    """Return how late backends were attached to that were not yet when the window began."""
-    missed = [
-        a.attached_ns - max(a.born_ns or 0, start_ns)
-        for a in attached
-        if a.attached_ns is not None and a.attached_ns > start_ns
-    ]
-    never = sum(a.attached_ns is None and a.why != _NO_STORAGE for a in attached)
-    return Late(len(missed), int(median(missed or [0])), max(missed, default=0), never)
+def births(file: Path, parent: int) -> list[tuple[int, int]]:
+    """Return pid and time in ns of a process's children that were born while perf recorded it."""
+    found: list[tuple[int, int]] = []
+    for piece in PerfData(file).pieces():
+        at = np.array(piece.tasks, np.int64)
+        at = at[piece.words[at] >> np.uint64(51) >= 4]
+        heads, pids, tids, times = (piece.words[at + i] for i in range(4))
+        low = np.uint64(0xFFFF_FFFF)
+        # pid, parent; tid, parent's; time: perf_event_task_output in kernel/events/core.c
+        born = (heads & low == FORK_RECORD) & (pids >> np.uint64(32) == parent) & (times > 0)
+        born &= pids & low == tids & low
+        found += zip((pids[born] & low).tolist(), times[born].tolist(), strict=True)
+    return found
+
+
+def lateness(
+    attached: Sequence[Attachment], born: Sequence[tuple[int, int]], start_ns: int
+) -> Late:
+    """Return how late backends were attached to that were not yet when the window began.
+
+    `born` are pids and times of birth, as far as they are known better than from `attached`.
+    """
+    missed = []
+    never = 0
+    seen = Counter[int]()
+    for pid, lines in groupby(sorted(attached, key=lambda a: a.pid), lambda a: a.pid):
+        # A backend whose perf was killed has several lines.
+        for birth, again in groupby(lines, lambda a: a.born_ns or 0):
+            first = next(again)
+            seen[pid] += birth > start_ns - _TICK_NS
+            if first.attached_ns is None:
+                never += first.why != _NO_STORAGE
+            elif first.attached_ns > start_ns:
+                exact = [time for p, time in born if p == pid and time <= first.attached_ns]
+                missed.append(first.attached_ns - max(*exact[-1:], birth, start_ns))
+    unseen = Counter(pid for pid, time in born if time > start_ns) - seen
+    return Late(
+        len(missed),
+        int(median(missed or [0])),
+        max(missed, default=0),
+        never + unseen.total(),
+    )
 
 
 class WatchFile:

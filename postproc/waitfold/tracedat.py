@@ -41,7 +41,6 @@ _PART_MAX = 64 << 20  # no part of a header comes near this
 _PAGE_MAX = 1 << 20
 _CPUS_MAX = 1 << 16
 _PIECE = 1 << 22  # bytes of pages that are walked together
-_EVER = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class TraceDat:
                 if re.fullmatch(r"[0-9]{1,5}", part.name[9:]):
                     parts[int(part.name[9:])] = part
             self.path = folder / "trace.dat"
-            if parts and not self.path.exists():
+            if not self.path.exists() and (folder / "trace.head").exists():
                 self.path = folder / "trace.head"
         try:
             with self.path.open("rb") as file:
@@ -106,12 +105,13 @@ class TraceDat:
         self._formats(head)
         head.skip(head.number(4))  # kallsyms
         head.skip(head.number(4))  # formats of trace_printk
-        if parts:
+        unfinished = bool(parts) or self.path.name == "trace.head"
+        if unfinished:
             self.cut = (
                 f"{self.path} was not finished: its recorder was killed, or the disk was full. "
                 "All that was recorded till then is read."
             )
-        table = self._table(head) if head.left or not parts else []
+        table = self._table(head) if head.left or not unfinished else []
         for pages in table:
             if pages.cpu in parts:
                 continue
@@ -251,7 +251,9 @@ class TraceDat:
         Raises WaitfoldError where the file does not have what the rule names.
         """
         wanted = _wanted(self, rule)
-        pages = _PIECE // self.page_size or 1
+        # Of many CPUs smaller pieces, as something of each is held until it can be put in order.
+        piece = min(_PIECE, max(8 * _PIECE // max(len(self.cpus), 1), 1 << 16))
+        pages = piece // self.page_size or 1
         buffer = np.empty(pages * self.page_size // 4, np.uint32)
         return [_CpuSource(self, cpu, wanted, stream, buffer) for cpu in self.cpus]
 

@@ -48,7 +48,7 @@ leave() {
     rm -f -- "$probes"
     for _ in {1..20}; do
         [[ -n $(registered "$group") ]] || break
-        unregister "$group/$SET_EVENT" || sleep 0.3
+        unregister "$group" || sleep 0.3
     done
 }
 trap leave EXIT

@@ -162,7 +162,7 @@ def _late(late: Late) -> str:
             f"the median, {human(late.max_ns)} at most"
         )
     if late.never:
-        parts.append(f"{late.never} never attached (attached.tsv says why)")
+        parts.append(f"{late.never} never attached, gone before or refused (see attached.tsv)")
     return "; ".join(parts)
 
 
