@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -277,6 +277,7 @@ class _Record:
     """A record other than a sample: what a process was called, or had mapped."""
 
     time_ns: int
+    offset: int  # in the file
     kind: int
     pid: int
     tid: int
@@ -308,7 +309,7 @@ class _Reader:
         self._stacker = _Stacker()
         self._records: list[_Record] = []
         self._kernel: list[_Record] = []
-        self._columns: list[list[NDArray[np.generic]]] = []
+        self._columns: list[list[NDArray[Any]]] = []
         self._lost = self._lost_samples = 0
 
     def profile(self) -> Profile:
@@ -317,16 +318,17 @@ class _Reader:
             self._records += self._names(piece)
             self._records += self._tasks(piece)
             self._losses(piece)
-            at = piece.samples
-            event = self._data.event_of(piece, at)
+            of = self._data.event_of(piece, piece.samples)
             for wanted in self._wanted:
-                self._columns.append(self._decode(piece, at[event == wanted.index], wanted))
+                at = piece.samples[of == wanted.index]
+                self._columns.append(self._decode(piece, at, wanted))
         none = [np.empty(0, dtype) for dtype in ("i8", "u8", "i4", "u1", "u8", "i4")]
-        time, thread, cpu, event, weight, stack = (
+        columns: list[NDArray[Any]] = [
             np.concatenate(column) for column in zip(none, *self._columns, strict=True)
-        )
+        ]
+        time, thread, cpu, event, weight, stack = columns
         # In the order of time, those that perf made up at its start first, as they stand.
-        self._records.sort(key=lambda record: record.time_ns)
+        self._records.sort(key=lambda record: (record.time_ns, record.offset))
         pid, tid = thread.view(np.int32)[0::2], thread.view(np.int32)[1::2]
         times = np.array([record.time_ns for record in self._records], np.int64)
         until = np.searchsorted(times, time, "right")
@@ -337,9 +339,7 @@ class _Reader:
             self._stacker.stacks(), comms, spaces, self._kernel_of(), self._warnings(),
         )  # fmt: skip
 
-    def _decode(
-        self, piece: Piece, at: NDArray[np.int64], event: Event
-    ) -> list[NDArray[np.generic]]:
+    def _decode(self, piece: Piece, at: NDArray[np.int64], event: Event) -> list[NDArray[Any]]:
         """Return the columns of an event's samples in a piece."""
         data, words = self._data, piece.words
         layout = data.layouts[event.index]
@@ -372,9 +372,10 @@ class _Reader:
             kind, misc = head & 0xFFFF_FFFF, head >> 32 & 0xFFFF
             size = {perfdata.COMM: 2, perfdata.MMAP: 5, perfdata.MMAP2: 9}[kind]
             words = piece.words[at : at + (head >> 51)]
+            place = piece.offset + 8 * at
             if len(words) <= size:
                 raise PerfDataError(
-                    f"{self._data.path}: the record at byte {piece.offset + 8 * at} is too short "
+                    f"{self._data.path}: the record at byte {place} is too short "
                     "for what it should hold. The file is damaged."
                 )
             time = self._data.trailer(piece, at)[0] or 0
@@ -382,7 +383,7 @@ class _Reader:
             pid, tid = thread & 0xFFFF_FFFF, thread >> 32
             name = words[size:].tobytes().split(b"\0")[0].decode(errors="backslashreplace")
             if kind == perfdata.COMM:
-                yield _Record(time, kind, pid, tid, comm=name)
+                yield _Record(time, place, kind, pid, tid, comm=name)
                 continue
             start, length, offset = (int(word) for word in words[2:5])
             build_id, executable = "", True
@@ -394,7 +395,9 @@ class _Reader:
             end = min(start + length, (1 << 64) - 1)
             if _has_no_file(name) and executable:
                 name = f"/tmp/perf-{pid}.map"  # where perf looks for the names of what is compiled
-            found = _Record(time, kind, pid, tid, map=Map(start, end, offset, name, build_id))
+            found = _Record(
+                time, place, kind, pid, tid, map=Map(start, end, offset, name, build_id)
+            )
             if misc & _CPUMODE == _MODE_KERNEL:
                 self._kernel.append(found)
             else:
@@ -409,7 +412,8 @@ class _Reader:
                 parent = (pids >> 32, tids >> 32)
                 pid, tid = pids & 0xFFFF_FFFF, tids & 0xFFFF_FFFF
                 inherits = not head >> 32 & _WITHOUT_MAPS
-                yield _Record(time, perfdata.FORK, pid, tid, parent, inherits)
+                place = piece.offset + 8 * at
+                yield _Record(time, place, perfdata.FORK, pid, tid, parent, inherits)
 
     def _losses(self, piece: Piece) -> None:
         """Count what the kernel had no room for; LOST_SAMPLES counts it once more, in the end."""
@@ -486,7 +490,8 @@ class _Reader:
             assert record.map is not None
             own = record.map
             if own.path.startswith(KERNEL):
-                own, text_at = own._replace(path=KERNEL), own.offset
+                # The record tells where .text ends, but .init.text and the like are behind it.
+                own, text_at = own._replace(path=KERNEL, end=(1 << 64) - 1), own.offset
             _insert(mapped, own)
         return Kernel(tuple(mapped), self._data.build_ids.get(KERNEL, ""), text_at)
 

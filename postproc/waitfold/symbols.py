@@ -44,84 +44,97 @@ _SYMBOL = np.dtype(
 _RELOCATION = np.dtype({"names": ["offset", "info", "addend"], "formats": ["<u8", "<u8", "<i8"]})
 _MASK = (1 << 64) - 1
 
-# Kind and binding by the letter in kallsyms.
-_KERNEL_KINDS = {
-    "T": (_FUNC, _GLOBAL), "W": (_FUNC, _WEAK), "D": (_OBJECT, _GLOBAL), "B": (_OBJECT, _GLOBAL),
-    "t": (_FUNC, _LOCAL), "w": (_FUNC, _WEAK), "d": (_OBJECT, _LOCAL), "b": (_OBJECT, _LOCAL),
-}  # fmt: skip
+_NO_COLUMNS = (
+    np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+)  # fmt: skip
+
+# Kind and binding by the letter in kallsyms: of text and data, no others.
+_KERNEL_KINDS = np.zeros((2, 256), np.uint8)
+for _letter, _kind in (("T", _FUNC), ("W", _FUNC), ("D", _OBJECT), ("B", _OBJECT)):
+    _KERNEL_KINDS[:, ord(_letter)] = _kind, _WEAK if _letter == "W" else _GLOBAL
+    _KERNEL_KINDS[:, ord(_letter.lower())] = _kind, _WEAK if _letter == "W" else _LOCAL
 
 
 class Rows(NamedTuple):
-    """Columns of symbols: where each starts, where it ends, its name; kind and binding as ELF's.
+    """Columns of symbols; kinds and bindings as ELF has them.
 
-    One that has no size ends where it starts.
+    One that has no size ends where it starts. `names` are places in `text`, where each goes on to
+    a zero: most are never read.
     """
 
     starts: NDArray[np.uint64]
     ends: NDArray[np.uint64]
-    names: list[str]
+    names: NDArray[np.int64]
     kinds: NDArray[np.uint8]
     bindings: NDArray[np.uint8]
+    text: bytes
 
 
 class Symbols:
     """Symbols in the order of their starts, one for each start."""
 
     def __init__(self, parts: Sequence[Rows] = ()) -> None:
-        names = [name for part in parts for name in part.names]
-        if not names:
-            self._starts = self._ends = np.empty(0, np.uint64)
-            self._names = names
-            return
+        self._text = b"\0".join(part.text for part in parts)
+        before = np.cumsum([0, *(len(part.text) + 1 for part in parts)])
+        empty = Rows(*_NO_COLUMNS, b"")
         starts, ends, kinds, bindings = (
-            np.concatenate([part[column] for part in parts]) for column in (0, 1, 3, 4)
+            np.concatenate([empty[i], *(part[i] for part in parts)]) for i in (0, 1, 3, 4)
+        )
+        names = np.concatenate(
+            [empty.names, *(p.names + at for p, at in zip(parts, before.tolist(), strict=False))]
         )
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
         # One without a size goes on to the next.
         last = (starts[-1:] + np.uint64(2 * _PAGE - 1)) & ~np.uint64(_PAGE - 1)
-        ends = np.where(ends == starts, np.append(starts[1:], last), ends)
-        heads = np.flatnonzero(np.append(True, starts[1:] != starts[:-1]))
-        best = heads.copy()
-        counts = np.diff(np.append(heads, len(starts)))
-
-        def rank(i: int) -> tuple[bool, bool, bool, bool, int, int]:
-            """Return what makes one of several symbols at a place the best: choose_best_symbol."""
-            which = order[i]
-            name = names[which]
-            return (
-                bool(ends[i] > starts[i]),
-                kinds[which] != _NOTYPE,
-                bindings[which] != _WEAK,
-                bindings[which] == _GLOBAL,
-                len(name.lstrip("_")) - len(name),
-                len(name),
-            )
-
-        for group in np.flatnonzero(counts > 1).tolist():
-            head = int(heads[group])
-            best[group] = max(range(head, head + int(counts[group])), key=rank)
-        self._starts, self._ends = starts[best], ends[best]
-        self._names = [names[i] for i in order[best].tolist()]
+        self._ends = np.where(ends == starts, np.append(starts[1:], last), ends)
+        self._names, kinds, bindings = names[order], kinds[order], bindings[order]
+        self._worth = np.stack(
+            [self._ends > starts, kinds != _NOTYPE, bindings != _WEAK, bindings == _GLOBAL], axis=1
+        )
+        # Those that start at one place stand together; there are `_count` of them from `_first` on.
+        self._first = np.flatnonzero(np.append(starts[:1] >= 0, starts[1:] != starts[:-1]))
+        self._count = np.diff(np.append(self._first, len(starts)))
+        self._starts = starts[self._first]
 
     def __len__(self) -> int:
         """Return the number of symbols."""
-        return len(self._names)
+        return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int, str]]:
-        """Return start, end and name of each."""
-        return iter(zip(self._starts.tolist(), self._ends.tolist(), self._names, strict=True))
+        """Yield start, end and name of each."""
+        best = self._best(np.arange(len(self)))
+        columns = (self._starts, self._ends[best], self._names[best])
+        for start, end, name in zip(*(c.tolist() for c in columns), strict=True):
+            yield start, end, _text(self._text, name)
 
     def names(self, addresses: NDArray[np.uint64]) -> list[str | None]:
         """Return the name for each address, None where there is none."""
-        if not self._names:
+        if not len(self):
             return [None] * len(addresses)
         at = np.maximum(np.searchsorted(self._starts, addresses, "right") - 1, 0)
-        known = (self._starts[at] <= addresses) & (addresses < self._ends[at])
+        places, row = np.unique(at, return_inverse=True)
+        best = self._best(places)
+        known = (self._starts[at] <= addresses) & (addresses < self._ends[best][row])
+        names = [_text(self._text, name) for name in self._names[best].tolist()]
         return [
-            self._names[i] if found else None
-            for i, found in zip(at.tolist(), known.tolist(), strict=True)
+            names[i] if found else None
+            for i, found in zip(row.tolist(), known.tolist(), strict=True)
         ]
+
+    def _best(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which symbol of those that start at each place is taken: choose_best_symbol."""
+
+        def worth(i: int) -> tuple[list[bool], int, int]:
+            name = _text(self._text, int(self._names[i]))
+            return self._worth[i].tolist(), len(name.lstrip("_")) - len(name), len(name)
+
+        best = self._first[places]
+        for i in np.flatnonzero(self._count[places] > 1).tolist():
+            first = int(best[i])
+            best[i] = max(range(first, first + int(self._count[places[i]])), key=worth)
+        return best
 
 
 @dataclass(frozen=True)
@@ -150,14 +163,13 @@ class Elf:
             raise ValueError("not a 64-bit little-endian ELF file")
         headers_at, sections_at = struct.unpack_from("<2Q", head, 32)
         _, header_count, section_size, section_count, names = struct.unpack_from("<5H", head, 54)
-        self.loads: list[tuple[int, int, int]] = []
-        """address, size in memory, offset in the file"""
+        self._loads: list[tuple[int, int, int]] = []  # address, size in memory, offset in the file
         for i in range(header_count):
             kind, _, offset, address, _, _, size, _ = struct.unpack(
                 "<2I6Q", self._part(headers_at + 56 * i, 56)
             )
             if kind == _PT_LOAD:
-                self.loads.append((address, size, offset))
+                self._loads.append((address, size, offset))
         raw = [
             struct.unpack("<2I4Q2I2Q", self._part(sections_at + section_size * i, 64))
             for i in range(section_count)
@@ -202,10 +214,13 @@ class Elf:
         section = self._named(".gnu_debuglink")
         return _text(self._content(section), 0) if section else ""
 
-    def symbols(self, loads: list[tuple[int, int, int]]) -> list[Rows]:
-        """Return .symtab's symbols and .dynsym's, by their places in the file of `loads`."""
+    def symbols(self, mapped: Elf | None = None) -> list[Rows]:
+        """Return .symtab's symbols and .dynsym's, by their places in the file that is mapped.
+
+        That is the file itself, or another one of which this holds what was stripped.
+        """
         tables = (self._of_kind(kind) for kind in (_SYMTAB, _DYNSYM))
-        return [self._symbols(table, loads) for table in tables if table is not None]
+        return [self._symbols(table, mapped or self) for table in tables if table is not None]
 
     def _table(self, section: _Section) -> tuple[NDArray[np.void], bytes]:
         if section.link >= len(self._sections):
@@ -214,28 +229,33 @@ class Elf:
         rows = np.frombuffer(content, _SYMBOL, len(content) // _SYMBOL.itemsize)
         return rows, self._content(self._sections[section.link])
 
-    def _symbols(self, section: _Section, loads: list[tuple[int, int, int]]) -> Rows:
+    def _symbols(self, section: _Section, mapped: Elf) -> Rows:
         rows, text = self._table(section)
-        kind, binding, home = rows["info"] & 0xF, rows["info"] >> 4, rows["section"]
+        home = rows["section"]
+        kind, binding = (
+            column.astype(np.uint8) for column in (rows["info"] & 0xF, rows["info"] >> 4)
+        )
         # What a section's number says of its symbols; the numbers from _RESERVED on are none.
         allocated = np.zeros(1 << 16, np.bool_)
         labelled = np.zeros(1 << 16, np.bool_)
-        delta = np.zeros(1 << 16, np.uint64)
         for i, own in enumerate(self._sections[:_RESERVED]):
             allocated[i] = own.flags & _ALLOC
             labelled[i] = "text" in own.name or "data" in own.name
-            delta[i] = own.offset - own.address & _MASK
         label = (kind == _NOTYPE) & labelled[home] & ~np.isin(rows["other"] & 3, _HIDDEN)
         wanted = np.isin(kind, (_FUNC, _IFUNC, _OBJECT)) | label
         rows_at = np.flatnonzero(wanted & (rows["name"] != 0) & allocated[home])
-        rows, home = rows[rows_at], home[rows_at]
+        rows, home, kind = rows[rows_at], home[rows_at], kind[rows_at]
+        # Numbers of sections are the same in both files, their offsets are not.
+        delta = np.zeros(1 << 16, np.uint64)
+        for i, own in enumerate(mapped._sections[:_RESERVED]):
+            delta[i] = own.offset - own.address & _MASK
         moved = delta[home]
-        for address, size, offset in reversed(loads):
+        for address, size, offset in reversed(mapped._loads):
             inside = (rows["value"] >= address) & (rows["value"] - np.uint64(address) < size)
             moved[inside] = offset - address & _MASK
         starts = rows["value"] + moved
-        names = [_text(text, at) for at in rows["name"].tolist()]
-        return Rows(starts, starts + rows["size"], names, kind[rows_at], binding[rows_at])
+        names = rows["name"].astype(np.int64)
+        return Rows(starts, starts + rows["size"], names, kind, binding[rows_at], text)
 
     def stubs(self) -> list[Rows]:
         """Return the entries of .plt, by which functions of other files are called: name@plt."""
@@ -251,15 +271,21 @@ class Elf:
             raise ValueError("a relocation of a symbol that is not there")
         # The first entry is the resolver's.
         starts = plt.offset + plt.entry_size * np.arange(1, len(which) + 1, dtype=np.uint64)
-        names = [f"{_text(text, at)}@plt" for at in table["name"][which].tolist()]
+        stubs = [_bytes(text, at) + b"@plt\0" for at in table["name"][which].tolist()]
+        names = np.cumsum([0, *map(len, stubs)])[:-1]
         kinds = np.full(len(which), _FUNC, np.uint8)
         bindings = np.full(len(which), _GLOBAL, np.uint8)
-        return [Rows(starts, starts + np.uint64(plt.entry_size), names, kinds, bindings)]
+        ends = starts + np.uint64(plt.entry_size)
+        return [Rows(starts, ends, names, kinds, bindings, b"".join(stubs))]
+
+
+def _bytes(text: bytes, at: int) -> bytes:
+    end = text.find(b"\0", at)
+    return text[at : end if end >= 0 else len(text)]
 
 
 def _text(text: bytes, at: int) -> str:
-    end = text.find(b"\0", at)
-    return text[at : end if end >= 0 else len(text)].decode(errors="backslashreplace")
+    return _bytes(text, at).decode(errors="backslashreplace")
 
 
 def _build_id(notes: bytes) -> str:
@@ -286,7 +312,7 @@ def file_symbols(path: str, build_id: str) -> Symbols:
             elf = Elf(file)
             if build_id and elf.build_id != build_id:
                 return Symbols()
-            found = _debug_symbols(Path(path), elf) or elf.symbols(elf.loads)
+            found = _debug_symbols(Path(path), elf) or elf.symbols()
             return Symbols([*found, *elf.stubs()])
     except (OSError, ValueError):
         return Symbols()
@@ -313,7 +339,7 @@ def _debug_symbols(path: Path, elf: Elf) -> list[Rows]:
             with _open(candidate) as file:
                 debug = Elf(file)
                 if debug.build_id == build_id and debug.has_symtab:
-                    return debug.symbols(elf.loads)
+                    return debug.symbols(elf)
         except (OSError, ValueError):
             continue
     return []
@@ -330,7 +356,7 @@ def vdso_symbols() -> Symbols:
         with Path("/proc/self/mem").open("rb", buffering=0) as memory:
             memory.seek(start)
             elf = Elf(io.BytesIO(memory.read(end - start)))
-        return Symbols(elf.symbols(elf.loads))
+        return Symbols(elf.symbols())
     except (OSError, ValueError):
         return Symbols()
 
@@ -343,19 +369,23 @@ def kernel_symbols(build_id: str, text_at: int) -> Symbols:
     try:
         if build_id and _build_id(_KERNEL_NOTES.read_bytes()) != build_id:
             return Symbols()
-        lines = _KALLSYMS.read_text().split("\n")
+        text = _KALLSYMS.read_bytes()
     except OSError:
         return Symbols()
-    # Only those of text and data; those of modules have the module behind a tab.
-    rows = [line for line in lines if line[17:18] in _KERNEL_KINDS]
-    names = [row[19:].partition("\t")[0] for row in rows]
-    starts = np.array([int(row[:16], 16) for row in rows], np.uint64)
-    here = int(starts[names.index("_text")]) if "_text" in names else 0
+    # Lines are an address of 16 digits, a letter, a name and, of a module, a tab and its name.
+    content = np.frombuffer(text, np.uint8)
+    lines = np.append(0, np.flatnonzero(content == ord("\n"))[:-1] + 1)
+    lines = lines[lines + 19 < len(content)]
+    kinds, bindings = _KERNEL_KINDS[:, content[lines + 17]]
+    lines, kinds, bindings = (c[kinds != _NOTYPE] for c in (lines, kinds, bindings))
+    digits = content[lines[:, None] + np.arange(16)].astype(np.uint64)
+    digits -= np.where(digits < ord("a"), np.uint64(ord("0")), np.uint64(ord("a") - 10))
+    starts = (digits << np.arange(60, -1, -4, dtype=np.uint64)).sum(axis=1, dtype=np.uint64)
+    at = text.find(b" _text\n") - 18  # where its line begins
+    here = int(text[at : at + 16], 16) if at >= 0 else 0
     if not here:  # hidden from all but root (kptr_restrict)
         return Symbols()
     if text_at:
         starts += np.uint64(text_at - here & _MASK)
-    kinds, bindings = (
-        np.array([_KERNEL_KINDS[row[17]][i] for row in rows], np.uint8) for i in (0, 1)
-    )
-    return Symbols([Rows(starts, starts, names, kinds, bindings)])
+    text = text.translate(bytes.maketrans(b"\t\n", b"\0\0"))
+    return Symbols([Rows(starts, starts, lines + 19, kinds, bindings, text)])

@@ -20,6 +20,9 @@ from waitfold.show.text import one_line
 # Where Debian's libdevel-nytprof-perl keeps FlameGraph's script.
 DEBIAN_FLAMEGRAPH = Path("/usr/share/perl5/Devel/NYTProf/flamegraph.pl")
 
+_GO_METHOD = re.compile(r"\.\(.*\)\.")  # net/http.(*Client).Do
+_ARGUMENTS = re.compile(r"\((?!anonymous namespace\)).*")
+
 
 def folded(analysis: Analysis, with_idle: bool) -> str:
     """Return the folded stacks, one a line, sorted; idle waits only if asked for.
@@ -77,9 +80,9 @@ def folded_profile(profile: Profile, event: int, by_count: bool) -> str:
 def _frame(name: str) -> str:
     """Return a function's name without what would not fit: arguments, quotes, a semicolon."""
     name = name.replace(";", ":")
-    if not re.search(r"\.\(.*\)\.", name):  # a method in Go: net/http.(*Client).Do
-        name = re.sub(r"\((?!anonymous namespace\)).*", "", name)
-    return name.translate({ord('"'): None, ord("'"): None})
+    if "(" in name and not _GO_METHOD.search(name):
+        name = _ARGUMENTS.sub("", name)
+    return name.replace('"', "").replace("'", "")
 
 
 def flamegraph(stacks: str, title: str) -> bytes:
