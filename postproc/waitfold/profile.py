@@ -75,6 +75,12 @@ class Profile:
     kernel: Kernel
     warnings: list[str]
 
+    @property
+    def sampled(self) -> list[int]:
+        """Return the indices of the events that have samples, that of the earliest first."""
+        firsts = {int(i): int(self.time_ns[self.event == i].min()) for i in np.unique(self.event)}
+        return sorted(firsts, key=lambda i: firsts[i])
+
 
 @dataclass(frozen=True)
 class Stacks:
@@ -114,7 +120,7 @@ def read_profile(data: PerfData) -> Profile:
     Raises
     ------
     WaitfoldError
-        No event has stacks that can be read.
+        Its stacks are of a kind that is not read, or there are none.
     PerfDataError
         The file is damaged.
 
@@ -322,6 +328,11 @@ class _Reader:
             for wanted in self._wanted:
                 at = piece.samples[of == wanted.index]
                 self._columns.append(self._decode(piece, at, wanted))
+        if not any(len(columns[0]) for columns in self._columns):
+            raise WaitfoldError(
+                f"{self._data.path} holds no sample with a stack: nothing ran on a CPU, or it was "
+                "recorded without --call-graph fp."
+            )
         none = [np.empty(0, dtype) for dtype in ("i8", "u8", "i4", "u1", "u8", "i4")]
         columns: list[NDArray[Any]] = [
             np.concatenate(column) for column in zip(none, *self._columns, strict=True)

@@ -46,22 +46,21 @@ def folded_set(one: SetAnalysis) -> str:
     return "".join(f"{stack} {ns}\n" for stack, ns in sorted(sums.items()) if ns > 0)
 
 
-def folded_profile(profile: Profile, event: int, by_count: bool) -> str:
+def folded_profile(profile: Profile, event: int) -> str:
     """Return the folded stacks of a profile's event, `comm;frame;... N`, leaf last, sorted.
 
-    N is the sum of the samples' weights, or their number. Lines are those of FlameGraph's
-    stackcollapse-perf.pl, which writes names so that they fit there.
+    N is the sum of the samples' weights. The lines are those of FlameGraph's
+    stackcollapse-perf.pl, which also says what a frame without a name is called, and what of a name
+    does not fit.
     """
     rows = np.flatnonzero(profile.event == event)
     stacks, comms = len(profile.stacks.starts) - 1, len(profile.comms)
     pair = profile.space[rows].astype(np.int64) * stacks + profile.stack[rows]
     pairs, row = np.unique(pair, return_inverse=True)
     keys, row = np.unique(row * comms + profile.comm[rows], return_inverse=True)
-    sums = np.bincount(row, minlength=len(keys)).astype(np.uint64)
-    if not by_count:
-        order = np.argsort(row, kind="stable")
-        heads = np.searchsorted(row[order], np.arange(len(keys)))
-        sums = np.add.reduceat(profile.weight[rows][order], heads) if len(keys) else sums
+    order = np.argsort(row, kind="stable")
+    heads = np.searchsorted(row[order], np.arange(len(keys)))
+    sums = np.add.reduceat(profile.weight[rows][order], heads) if len(keys) else heads
     frames = name_frames(profile, pairs % stacks, pairs // stacks)
     names = [_frame(name) for name in frames.names]
     entries, starts = frames.entries.tolist(), frames.starts.tolist()
@@ -69,11 +68,10 @@ def folded_profile(profile: Profile, event: int, by_count: bool) -> str:
         "".join([f";{names[j]}" for j in reversed(entries[start:end])])
         for start, end in pairwise(starts)
     ]
-    # Their separators are a space and a semicolon.
-    heads_ = [comm.replace(" ", "_").replace(";", ":") for comm in profile.comms]
+    roots = [comm.replace(" ", "_").replace(";", ":") for comm in profile.comms]
     total: Counter[str] = Counter()
     for key, n in zip(keys.tolist(), sums.tolist(), strict=True):
-        total[heads_[key % comms] + lines[key // comms]] += n
+        total[roots[key % comms] + lines[key // comms]] += n
     return "".join(f"{stack} {n}\n" for stack, n in sorted(total.items()))
 
 
