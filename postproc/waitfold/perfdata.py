@@ -49,6 +49,7 @@ _ATTR_MIN = 64  # PERF_ATTR_SIZE_VER0
 _SECTION_MAX = 64 << 20  # no header section comes near this
 _HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
 _PIECE = 1 << 22  # what is looked at several times stays in the cache
+_KIND = 7 << 48 | 0xFFFF_FFFF  # of a record's first word: its kind, and bits that are 0
 _FEW = 8  # samples alike that make it worth while to look for more at once
 
 
@@ -451,31 +452,38 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
     while at < limit:
         head = view[at]
         step = head >> 51
+        if head & _KIND == SAMPLE and step > 1:
+            if at + step > limit:
+                break
+            if head == same:
+                alike += 1
+            else:
+                same = head
+                alike = 0
+                if step < shortest:
+                    shortest = step
+            if alike < _FEW:
+                place[count] = at
+                count += 1
+                at += step
+            else:
+                run = _run(words, at, step)
+                samples[count : count + run] = np.arange(at, at + run * step, step)
+                count += run
+                at += run * step
+                alike = 0
+            continue
         kind = head & 0xFFFF_FFFF
         if kind in (COMPRESSED, COMPRESSED2):
             raise PerfDataError(
                 f"{path} was recorded with perf record -z, and compressed records are not read "
                 "here. Record without -z."
             )
-        if head >> 48 & 7 or step < (2 if kind == SAMPLE else 1):
+        if head & _KIND != kind or step == 0 or kind == SAMPLE:
             sane = False
             break
         if at + step > limit:
             break
-        if kind == SAMPLE:
-            alike = alike + 1 if head == same else 0
-            same = head
-            shortest = min(shortest, step)
-            if alike < _FEW:
-                place[count] = at
-                run = 1
-            else:
-                run = _run(words, at, step)
-                samples[count : count + run] = np.arange(at, at + run * step, step)
-                alike = 0
-            count += run
-            at += run * step
-            continue
         if kind in (FORK, EXIT):
             tasks.append(at)
         elif kind in (MMAP, MMAP2, COMM):

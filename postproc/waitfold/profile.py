@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,7 +27,6 @@ UNKNOWN = "[unknown]"
 # Marks in a callchain: whose the addresses are that follow. perf_event.h
 _CONTEXT_MAX = -4095 & (1 << 64) - 1
 _HYPERVISOR, _KERNEL, _USER = (-n & (1 << 64) - 1 for n in (32, 128, 512))
-_DEPTH_MAX = 1 << 13  # a record's size is 16 bits wide
 
 # Bits of a record's misc
 _CPUMODE, _MODE_KERNEL = 7, 1
@@ -228,39 +228,53 @@ class _Namer:
 class _Stacker:
     """Numbers distinct stacks.
 
-    They are told apart by 64 bits of a hash whose multipliers are drawn anew each time.
+    They are told apart by 64 bits of a hash, the polynomial of their mixed words: a difference of
+    running sums over all words of a piece gives each stack's. Its two secrets are drawn anew each
+    time.
     """
 
     def __init__(self) -> None:
-        random = np.random.default_rng()
-        self._multipliers = random.integers(1 << 64, size=_DEPTH_MAX, dtype=np.uint64) | np.uint64(
-            1
-        )
+        self._mixer, self._base = (2 * secrets.randbits(63) + 1 for _ in range(2))
+        self._powers = self._inverse = np.empty(0, np.uint64)
         self._known: dict[int, int] = {}
         self._entries: list[NDArray[np.uint64]] = []
         self._lengths: list[NDArray[np.int64]] = []
 
+    def hashed(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the running sums from before the first word to behind the last."""
+        if len(words) >= len(self._powers):
+            size = 1 << len(words).bit_length()
+            self._powers, self._inverse = (
+                np.cumprod(np.full(size, base, np.uint64))
+                for base in (self._base, pow(self._base, -1, 1 << 64))
+            )
+        mixed: NDArray[np.uint64] = words ^ words >> np.uint64(29)
+        mixed *= np.uint64(self._mixer)
+        mixed ^= mixed >> np.uint64(32)
+        mixed *= self._powers[: len(words)]
+        sums = np.zeros(len(words) + 1, np.uint64)
+        np.cumsum(mixed, out=sums[1:])
+        return sums
+
     def number(
-        self, words: NDArray[np.uint64], at: NDArray[np.int64], lengths: NDArray[np.int64]
+        self,
+        words: NDArray[np.uint64],
+        sums: NDArray[np.uint64],
+        at: NDArray[np.int64],
+        lengths: NDArray[np.int64],
     ) -> NDArray[np.int32]:
         """Return the numbers of stacks, which begin `at` and have `lengths` words."""
-        hashed = self._multipliers.take(lengths)
-        place, depth = _ranges(at, lengths)
-        entries = words.take(place)
-        entries ^= entries >> np.uint64(29)
-        entries *= self._multipliers.take(depth)
-        entries ^= entries >> np.uint64(32)
-        full = np.flatnonzero(lengths)
-        if len(full):
-            firsts = (np.cumsum(lengths) - lengths)[full]
-            hashed[full] ^= np.add.reduceat(entries, firsts)
+        hashed = (sums.take(at + lengths) - sums.take(at)) * self._inverse.take(at)
+        hashed += lengths.view(np.uint64)
         distinct, first, row = np.unique(hashed, return_index=True, return_inverse=True)
         known = len(self._known)
-        numbers = [self._known.setdefault(h, len(self._known)) for h in distinct.tolist()]
-        new = first[np.array(numbers, np.int64) >= known]
+        numbers = np.array(
+            [self._known.setdefault(h, len(self._known)) for h in distinct.tolist()], np.int32
+        )
+        new = first[numbers >= known]
         self._entries.append(words.take(_ranges(at[new], lengths[new])[0]))
         self._lengths.append(lengths[new])
-        return np.array(numbers, np.int32)[row]
+        return numbers[row]
 
     def stacks(self) -> Stacks:
         """Return the distinct stacks."""
@@ -324,10 +338,11 @@ class _Reader:
             self._records += self._names(piece)
             self._records += self._tasks(piece)
             self._losses(piece)
+            sums = self._stacker.hashed(piece.words)
             of = self._data.event_of(piece, piece.samples)
             for wanted in self._wanted:
                 at = piece.samples[of == wanted.index]
-                self._columns.append(self._decode(piece, at, wanted))
+                self._columns.append(self._decode(piece, sums, at, wanted))
         if not any(len(columns[0]) for columns in self._columns):
             raise WaitfoldError(
                 f"{self._data.path} holds no sample with a stack: nothing ran on a CPU, or it was "
@@ -350,7 +365,9 @@ class _Reader:
             self._stacker.stacks(), comms, spaces, self._kernel_of(), self._warnings(),
         )  # fmt: skip
 
-    def _decode(self, piece: Piece, at: NDArray[np.int64], event: Event) -> list[NDArray[Any]]:
+    def _decode(
+        self, piece: Piece, sums: NDArray[np.uint64], at: NDArray[np.int64], event: Event
+    ) -> list[NDArray[Any]]:
         """Return the columns of an event's samples in a piece."""
         data, words = self._data, piece.words
         layout = data.layouts[event.index]
@@ -373,7 +390,7 @@ class _Reader:
         if layout.period_at:
             weight = words[layout.period_at :].take(at)
         which = np.full(len(at), self._wanted.index(event), np.uint8)
-        stack = self._stacker.number(words, chain + 1, lengths.astype(np.int64))
+        stack = self._stacker.number(words, sums, chain + 1, lengths.view(np.int64))
         return [time, thread, cpu, which, weight, stack]
 
     def _names(self, piece: Piece) -> Iterator[_Record]:
@@ -521,11 +538,14 @@ def _latest(
     A key is a task's number in its upper half, and the number of a record.
     """
     ordered = np.sort(np.array(keys, np.uint64))
-    wanted = task.view(np.uint32).astype(np.uint64) << np.uint64(32)
-    place = np.searchsorted(ordered, wanted | until.view(np.uint64), "left") - 1
+    wanted = task.view(np.uint32).astype(np.uint64) << np.uint64(32) | until.view(np.uint64)
+    # Samples of one task mostly follow one another.
+    heads = np.flatnonzero(np.append(wanted[:1] >= 0, wanted[1:] != wanted[:-1]))
+    some = wanted[heads]
+    place = np.searchsorted(ordered, some, "left") - 1
     found = place >= 0
-    found[found] = ordered[place[found]] >= wanted[found]
-    return np.where(found, place, -1)
+    found[found] = ordered[place[found]] >> np.uint64(32) == some[found] >> np.uint64(32)
+    return np.repeat(np.where(found, place, -1), np.diff(np.append(heads, len(wanted))))
 
 
 def _insert(mapped: list[Map], new: Map) -> None:

@@ -54,13 +54,13 @@ def folded_profile(profile: Profile, event: int) -> str:
     does not fit.
     """
     rows = np.flatnonzero(profile.event == event)
-    stacks, comms = len(profile.stacks.starts) - 1, len(profile.comms)
-    pair = profile.space[rows].astype(np.int64) * stacks + profile.stack[rows]
-    pairs, row = np.unique(pair, return_inverse=True)
-    keys, row = np.unique(row * comms + profile.comm[rows], return_inverse=True)
-    order = np.argsort(row, kind="stable")
-    heads = np.searchsorted(row[order], np.arange(len(keys)))
-    sums = np.add.reduceat(profile.weight[rows][order], heads) if len(keys) else heads
+    stacks = len(profile.stacks.starts) - 1
+    key = profile.comm[rows].astype(np.int64) * len(profile.spaces) + profile.space[rows]
+    keys, row = np.unique(key * stacks + profile.stack[rows], return_inverse=True)
+    sums = np.zeros(len(keys), np.uint64)
+    np.add.at(sums, row, profile.weight[rows])
+    comm, pair = np.divmod(keys, len(profile.spaces) * stacks)
+    pairs, pair = np.unique(pair, return_inverse=True)
     frames = name_frames(profile, pairs % stacks, pairs // stacks)
     names = [_frame(name) for name in frames.names]
     entries, starts = frames.entries.tolist(), frames.starts.tolist()
@@ -70,8 +70,8 @@ def folded_profile(profile: Profile, event: int) -> str:
     ]
     roots = [comm.replace(" ", "_").replace(";", ":") for comm in profile.comms]
     total: Counter[str] = Counter()
-    for key, n in zip(keys.tolist(), sums.tolist(), strict=True):
-        total[roots[key % comms] + lines[key // comms]] += n
+    for root, line, n in zip(comm.tolist(), pair.tolist(), sums.tolist(), strict=True):
+        total[roots[root] + lines[line]] += n
     return "".join(f"{stack} {n}\n" for stack, n in sorted(total.items()))
 
 
