@@ -244,10 +244,9 @@ class _Stacker:
         """Return the running sums from before the first word to behind the last."""
         if len(words) >= len(self._powers):
             size = 1 << len(words).bit_length()
-            self._powers, self._inverse = (
-                np.cumprod(np.full(size, base, np.uint64))
-                for base in (self._base, pow(self._base, -1, 1 << 64))
-            )
+            inverse = pow(self._base, -1, 1 << 64)
+            self._powers = np.cumprod(np.full(size, self._base, np.uint64), dtype=np.uint64)
+            self._inverse = np.cumprod(np.full(size, inverse, np.uint64), dtype=np.uint64)
         mixed: NDArray[np.uint64] = words ^ words >> np.uint64(29)
         mixed *= np.uint64(self._mixer)
         mixed ^= mixed >> np.uint64(32)
