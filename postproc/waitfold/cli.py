@@ -58,8 +58,9 @@ examples:
   waitfold fold waits-db1 | flamegraph.pl --countname ns > waits.svg
   waitfold fold waits-db1 --set lwlock-wait
       of a capture made by: waitfold record --with lwlock-wait ...
-  perf record -e task-clock -F 99 --call-graph fp -a -- sleep 10; waitfold fold perf.data
-      a plain profile: the lines of perf script | stackcollapse-perf.pl, sooner""",
+  perf record -e task-clock -F 99 --call-graph fp -a -- sleep 10
+  waitfold fold perf.data
+      a plain profile, as perf script | stackcollapse-perf.pl folds it""",
     "flamegraph": """\
 examples:
   waitfold flamegraph waits-db1 -o waits.svg
