@@ -50,6 +50,7 @@ _SECTION_MAX = 64 << 20  # no header section comes near this
 _HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
 _PIECE = 1 << 22  # what is looked at several times stays in the cache
 _KIND = 7 << 48 | 0xFFFF_FFFF  # of a record's first word: its kind, and bits that are 0
+_STRETCH = 1 << 7  # words that are walked at least before it is looked for more at once
 _FEW = 8  # samples alike that make it worth while to look for more at once
 
 
@@ -435,69 +436,77 @@ def _fill(file: FileIO, buffer: memoryview) -> int:
 def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bool]:
     """Find the records in `words`, up to the last whole one; False: then comes none.
 
-    Most samples have the size of the one before. So after a few that are alike, the first words
-    of all that would follow at the same distance are compared at once: each that is alike proves
-    where the next one begins.
+    Samples of wait events have the size of the one before. So after a few that are alike, the first
+    words of all that would follow at the same distance are compared at once: each that is alike
+    proves where the next one begins. Otherwise records are walked by their sizes alone, and
+    looked at together.
     """
     limit = len(words)
     view = words.data
-    samples = np.empty(limit // 2 + 1, np.int64)
-    place = samples.data
-    count = at = same = alike = 0
-    shortest = _HEAD // 8
-    tasks = []
-    names = []
-    others = []
-    sane = True
-    while at < limit:
-        head = view[at]
-        step = head >> 51
-        if head & _KIND == SAMPLE and step > 1:
-            if at + step > limit:
-                break
-            if head == same:
-                alike += 1
-            else:
-                same = head
-                alike = 0
-                if step < shortest:
-                    shortest = step
-            if alike < _FEW:
-                place[count] = at
-                count += 1
-                at += step
-            else:
+    walked: list[NDArray[np.int64]] = []
+    runs: list[NDArray[np.int64]] = []  # of samples that are alike, one behind each of `walked`
+    at = 0
+    stretch = _STRETCH
+    whole = True
+    while at < limit and whole:
+        places: list[int] = []
+        add = places.append
+        until = min(at + stretch, limit)
+        while at < until:
+            add(at)
+            at += view[at] >> 51 or limit + 1
+        if at > limit:
+            at = places.pop()
+            whole = False
+        walked.append(np.array(places, np.int64))
+        alike = [view[place] for place in places[-_FEW:]]
+        run = step = 0
+        if whole and alike.count(alike[0]) == _FEW and alike[0] & _KIND == SAMPLE:
+            step = alike[0] >> 51
+            if at < limit and view[at] == alike[0]:
                 run = _run(words, at, step)
-                samples[count : count + run] = np.arange(at, at + run * step, step)
-                count += run
-                at += run * step
-                alike = 0
-            continue
-        kind = head & 0xFFFF_FFFF
-        if kind in (COMPRESSED, COMPRESSED2):
-            raise PerfDataError(
-                f"{path} was recorded with perf record -z, and compressed records are not read "
-                "here. Record without -z."
-            )
-        if head & _KIND != kind or step == 0 or kind == SAMPLE:
-            sane = False
-            break
-        if at + step > limit:
-            break
-        if kind in (FORK, EXIT):
-            tasks.append(at)
-        elif kind in (MMAP, MMAP2, COMM):
-            names.append(at)
-        elif kind in (LOST, LOST_SAMPLES, FINISHED_ROUND):
-            others.append(at)
-        elif kind == AUXTRACE:
-            raise PerfDataError(
-                f"{path} holds a hardware trace (AUXTRACE at byte {offset + 8 * at}), which is "
-                "not read here. Record the wait events without it."
-            )
-        at += step
-    end = offset + 8 * at
-    return Piece(offset, words, samples[:count], shortest, tasks, names, others, end), sane
+        runs.append(np.arange(at, at + run * step, step or 1))
+        at += run * step
+        stretch = _STRETCH if run else 2 * stretch
+    sane = at == limit or view[at] >> 51 > 0
+
+    first = np.concatenate([np.empty(0, np.int64), *walked])
+    heads = words.take(first)
+    kind = heads & np.uint64(0xFFFF_FFFF)
+    bad = heads & np.uint64(_KIND) != kind
+    bad |= (kind == SAMPLE) & (heads >> np.uint64(51) < 2)
+    cut = int(bad.argmax()) if bad.any() else len(first)
+    # Sizes of compressed ones are odd.
+    if np.isin(kind[: cut + 1], (COMPRESSED, COMPRESSED2)).any():
+        raise PerfDataError(
+            f"{path} was recorded with perf record -z, and compressed records are not read "
+            "here. Record without -z."
+        )
+    if cut < len(first):
+        sane = False
+        at = int(first[cut])
+        del runs[np.searchsorted(np.cumsum([len(part) for part in walked]), cut, "right") :]
+        first, heads, kind = first[:cut], heads[:cut], kind[:cut]
+
+    samples = np.concatenate([first[kind == SAMPLE], *runs])
+    if any(len(run) for run in runs):
+        samples.sort(kind="stable")
+    sizes = words[[int(run[0]) for run in runs if len(run)]] >> np.uint64(51)
+    sizes = np.append(sizes, heads[kind == SAMPLE] >> np.uint64(51))
+    shortest = int(sizes.min(initial=_HEAD // 8))
+    first, kind = first[kind != SAMPLE], kind[kind != SAMPLE]
+    tasks, names, others, traces = (
+        first[np.isin(kind, kinds)].tolist()
+        for kinds in (
+            (FORK, EXIT), (MMAP, MMAP2, COMM), (LOST, LOST_SAMPLES, FINISHED_ROUND), (AUXTRACE,)
+        )
+    )  # fmt: skip
+    if traces:
+        raise PerfDataError(
+            f"{path} holds a hardware trace (AUXTRACE at byte {offset + 8 * traces[0]}), which is "
+            "not read here. Record the wait events without it."
+        )
+    return Piece(offset, words, samples, shortest, tasks, names, others, offset + 8 * at), sane
 
 
 def _run(words: NDArray[np.uint64], at: int, step: int) -> int:
