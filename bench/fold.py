@@ -21,11 +21,6 @@ from big_perfdata import enlarge
 from speed import ROOT, Run, run
 
 
-def show(what: str, least: Run) -> None:
-    """Print a line of the table."""
-    print(f"{what:42} {least.seconds:7.2f} s {least.cpu:7.2f} s CPU {least.mib:5} MiB", flush=True)
-
-
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(
@@ -54,10 +49,12 @@ def main() -> None:
                 result = run(["bash", "-o", "pipefail", "-c", command])
                 if what not in best or result.seconds < best[what].seconds:
                     best[what] = result
-    for what, result in best.items():
-        show(what, result)
     own, *others = best.values()
-    print(f"waitfold takes 1/{min(o.seconds for o in others) / own.seconds:.0f} of the time")
+    for what, result in best.items():
+        print(
+            f"{what:36} {result.seconds:7.2f} s {result.cpu:7.2f} s CPU {result.mib:5} MiB"
+            f"{result.seconds / own.seconds:6.1f} x"
+        )
     if len(others) > 1:
         # inferno leaves out samples without a frame.
         lines = [line for line in own.output.splitlines() if ";" in line]
