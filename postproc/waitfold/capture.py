@@ -309,6 +309,20 @@ def _named_rule(data: PerfData | TraceDat, naming: Naming) -> PairRule:
     return PairRule(naming.start, naming.value, naming.end, None)
 
 
+def plain_profile(path: Path, naming: Naming) -> PerfData | None:
+    """Return the perf.data that `path` is if it holds stacks and no events of a probe set."""
+    if naming.options() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if file.read(8) != b"PERFILE2":
+            return None
+    data = PerfData(path)
+    rules = [probe_set.rule() for probe_set in load_sets().values()]
+    waits = any(all(_has(data, use.event) for use in rule.uses) for rule in rules)
+    stacks = any(event.has_callchain for event in data.events)
+    return data if stacks and not waits else None
+
+
 def _known_rule(data: PerfData | TraceDat, naming: Naming) -> Rule:
     if stray := [option for option in naming.options() if option != "--pg-version"]:
         raise Misuse(f"{', '.join(stray)} without --start EVENT")

@@ -16,9 +16,10 @@ from typing import IO
 
 from waitfold import __version__
 from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
-from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture
+from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, plain_profile
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
+from waitfold.profile import read_profile
 from waitfold.show import fold, text
 
 SCRIPTS = {
@@ -56,7 +57,10 @@ examples:
   waitfold fold waits-db1 | sort -t' ' -k2 -n
   waitfold fold waits-db1 | flamegraph.pl --countname ns > waits.svg
   waitfold fold waits-db1 --set lwlock-wait
-      of a capture made by: waitfold record --with lwlock-wait ...""",
+      of a capture made by: waitfold record --with lwlock-wait ...
+  perf record -e task-clock -F 99 --call-graph fp -a -- sleep 10
+  waitfold fold perf.data
+      a plain profile, as perf script | stackcollapse-perf.pl folds it""",
     "flamegraph": """\
 examples:
   waitfold flamegraph waits-db1 -o waits.svg
@@ -153,7 +157,8 @@ def _parser() -> argparse.ArgumentParser:
         _fold,
         "folded stacks: backend type;class;event, weight in ns",
         "Idle waits (Client:ClientRead and the Activity class) are left out, as they would be "
-        "most of the time.",
+        "most of the time. A perf.data with stacks and no wait events gives comm;frame;... and "
+        "the weight of the samples, which is ns for task-clock and cpu-clock.",
     )
     graph = _verb(
         verbs,
@@ -218,9 +223,12 @@ def _verb(
     return verb
 
 
+def _naming(options: argparse.Namespace) -> Naming:
+    return Naming(options.start, options.end, options.value, options.pg_version)
+
+
 def _open(options: argparse.Namespace) -> Capture:
-    naming = Naming(options.start, options.end, options.value, options.pg_version)
-    return open_capture(options.capture, naming)
+    return open_capture(options.capture, _naming(options))
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -266,7 +274,23 @@ def _waits(options: argparse.Namespace) -> None:
 
 
 def _fold(options: argparse.Namespace) -> None:
-    sys.stdout.write(_stacks(_open(options), options))
+    data = plain_profile(options.capture, _naming(options)) if options.set == WAIT_EVENT else None
+    if data is None:
+        sys.stdout.write(_stacks(_open(options), options))
+        return
+    if options.idle:
+        raise Misuse(f"--idle is of wait events, and {options.capture} holds none")
+    profile = read_profile(data)
+    for warning in profile.warnings:
+        _complain(f"warning: {warning}")
+    event, *others = profile.sampled
+    if others:
+        names = ", ".join(profile.events[i].name for i in others)
+        _complain(
+            f"warning: only stacks of {profile.events[event].name} are folded, as its sample is "
+            f"the first; {options.capture} also has {names}"
+        )
+    sys.stdout.write(fold.folded_profile(profile, event))
 
 
 def _flamegraph(options: argparse.Namespace) -> None:

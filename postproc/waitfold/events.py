@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import perfdata
-from .errors import PerfDataError, WaitfoldError
+from .errors import WaitfoldError
 from .perfdata import Event, Field, Layout, PerfData, Piece
 
 STORE, FORK, EXIT, RESET, ATTACH, CUT = 0, 1, 2, 3, 4, 5
@@ -455,10 +455,6 @@ class PerfSource:
         self._rounds = deque([-1] * 4, maxlen=4)  # the same when each of the last rounds ended
         self._last_by_cpu = np.zeros(1 << 16, np.int64)
         self._lost = self._lost_samples = 0
-        ids = [(id_, event.index) for event in data.events for id_ in event.ids]
-        ids.sort()
-        self._ids = np.array([id_ for id_, _ in ids], np.uint64)
-        self._event_of_id = np.array([index for _, index in ids], np.int64)
 
     def read(self) -> Transitions | None:
         """Return the transitions of the file's next piece, None at its end."""
@@ -496,7 +492,7 @@ class PerfSource:
         if len(self.data.events) == 1:
             parts = [(self._wanted[0], at)]
         else:
-            event = self._event_of(piece, at)
+            event = self.data.event_of(piece, at)
             parts = [(w, at[event == w.event.index]) for w in self._wanted]
         decoded = [self._decode(piece, at, wanted) for wanted, at in parts]
         cpus = [
@@ -511,21 +507,9 @@ class PerfSource:
         cpu = np.concatenate(cpus)[order] if len(cpus) == len(parts) else None
         return at[order], joined(decoded).take(order), cpu
 
-    def _event_of(self, piece: Piece, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of each sample's event."""
-        id_at = self.data.layouts[0].id_at  # the same for all events, as PerfData sees to
-        self._long_enough(piece, at, id_at + 1)
-        ids = piece.words[at + id_at]
-        place = np.searchsorted(self._ids, ids)
-        place[place == len(self._ids)] = 0
-        unknown = self._ids[place] != ids if len(self._ids) else np.ones(len(ids), np.bool_)
-        if unknown.any():
-            raise self._damaged(piece, at, unknown, "belongs to no event of the file's")
-        return self._event_of_id[place]
-
     def _decode(self, piece: Piece, at: NDArray[np.int64], wanted: _Wanted) -> Transitions:
         words, layout = piece.words, wanted.layout
-        self._long_enough(piece, at, layout.fixed)
+        self.data.long_enough(piece, at, layout.fixed)
         time = words[layout.time_at :].take(at).view(np.int64)
         thread = words[layout.tid_at :].take(at)
         columns = [self._column(piece, at, layout, field) for field in wanted.fields]
@@ -534,7 +518,7 @@ class PerfSource:
             # -1 stands for a thread that is already gone (perf_event_tid in kernel/events/core.c)
             bad = (thread.view(np.int32)[1::2] > PID_MAX) | (time < 0)
             if bad.any():
-                raise self._damaged(piece, at, bad, "has a thread or a time that cannot be")
+                raise self.data.damaged(piece, at, bad, "has a thread or a time that cannot be")
         stream = self._stream
         stream.samples += len(at)
         if len(at):
@@ -546,10 +530,10 @@ class PerfSource:
     def _column(self, piece: Piece, at: NDArray[np.int64], layout: Layout, field: Field) -> Column:
         """Return a field of the samples, mostly of the raw data: behind their size, 32 bits."""
         if not field.raw:
-            self._long_enough(piece, at, field.offset // 8 + 1)
+            self.data.long_enough(piece, at, field.offset // 8 + 1)
             return piece.words[field.offset // 8 :].take(at)
         need = field.offset + field.size
-        self._long_enough(piece, at, layout.fixed + (4 + need + 7) // 8)
+        self.data.long_enough(piece, at, layout.fixed + (4 + need + 7) // 8)
         raw, end = layout.raw_at(piece.words, at)
         halves = piece.words.view(np.uint32)
         raw *= 2
@@ -557,7 +541,7 @@ class PerfSource:
         if end is not None:
             bad |= 4 * raw + 4 + need > 8 * end
         if bad.any():
-            raise self._damaged(piece, at, bad, f"is too short for its field {field.name}")
+            raise self.data.damaged(piece, at, bad, f"is too short for its field {field.name}")
         if field.size == 4 and field.offset % 4 == 0 and not field.string:
             return halves[1 + field.offset // 4 :].take(raw)
         bytes_ = piece.words.view(np.uint8)
@@ -573,27 +557,12 @@ class PerfSource:
         ends = at + (piece.words[at] >> np.uint64(51)).astype(np.int64)
         bad = first + size > np.minimum(4 * raw + 4 + halves.take(raw), 8 * ends)
         if bad.any():
-            raise self._damaged(piece, at, bad, f"is too short for its field {field.name}")
+            raise self.data.damaged(piece, at, bad, f"is too short for its field {field.name}")
         content = bytes_.data
         return [
             bytes(content[start : start + length - 1]) if length else None
             for start, length in zip(first.tolist(), size.tolist(), strict=True)
         ]
-
-    def _long_enough(self, piece: Piece, at: NDArray[np.int64], words: int) -> None:
-        if piece.shortest >= words:
-            return
-        short = piece.words[at] >> np.uint64(51) < words
-        if short.any():
-            raise self._damaged(piece, at, short, "is too short for what its event records")
-
-    def _damaged(
-        self, piece: Piece, at: NDArray[np.int64], bad: NDArray[np.bool_], why: str
-    ) -> PerfDataError:
-        offset = piece.offset + 8 * int(at[bad.argmax()])
-        return PerfDataError(
-            f"{self.data.path}: the sample at byte {offset} {why}. The file is damaged."
-        )
 
     def _others(
         self,

@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 from .errors import PerfDataError
 
 # Record types, perf_event.h and, from 64, tools/lib/perf/include/perf/event.h.
-LOST, EXIT, FORK, SAMPLE, LOST_SAMPLES = 2, 4, 7, 9, 13
+MMAP, LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 1, 2, 3, 4, 7, 9, 10, 13
 FINISHED_ROUND, AUXTRACE, COMPRESSED, COMPRESSED2 = 68, 71, 81, 83
 
 # sample_type bits
 _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM, _RAW = (
     1 << bit for bit in range(11)
 )
-_REGS_USER, _IDENTIFIER = 1 << 12, 1 << 16
+_REGS_USER, _STACK_USER, _IDENTIFIER = 1 << 12, 1 << 13, 1 << 16
 _BEFORE_REGS = _READ | _CALLCHAIN | _RAW | 1 << 11  # the last is BRANCH_STACK
 
 # enum perf_event_x86_regs, arch/x86/include/uapi/asm/perf_regs.h
 _REGISTERS = "ax bx cx dx si di bp sp ip flags cs ss ds es fs gs r8 r9 r10 r11 r12 r13 r14 r15"
 
 # Feature sections, tools/perf/util/header.h; only those used.
-_TRACING_DATA, _CMDLINE, _EVENT_DESC, _NRCPUS = 1, 11, 12, 7
+_TRACING_DATA, _BUILD_ID, _NRCPUS, _CMDLINE, _EVENT_DESC = 1, 2, 7, 11, 12
 _STRINGS = {3: "hostname", 4: "osrelease", 5: "version", 6: "arch"}
 _FEATURE_BITS = 256
 
@@ -49,6 +49,8 @@ _ATTR_MIN = 64  # PERF_ATTR_SIZE_VER0
 _SECTION_MAX = 64 << 20  # no header section comes near this
 _HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
 _PIECE = 1 << 22  # what is looked at several times stays in the cache
+_KIND = 7 << 48 | 0xFFFF_FFFF  # of a record's first word: its kind, and bits that are 0
+_STRETCH = 1 << 7  # words that are walked at least before it is looked for more at once
 _FEW = 8  # samples alike that make it worth while to look for more at once
 
 
@@ -73,7 +75,8 @@ class Event:
     """An event that a perf.data holds.
 
     `fields` are a tracepoint's. Those of a breakpoint are ip, the instruction behind the one that
-    wrote, and the registers that were recorded.
+    wrote, and the registers that were recorded. `period` is what each sample stands for, where it
+    does not say it itself.
     """
 
     index: int
@@ -82,6 +85,17 @@ class Event:
     sample_type: int
     read_format: int
     fields: Mapping[str, Field]
+    period: int = 1
+
+    @property
+    def has_callchain(self) -> bool:
+        """Return whether its samples have a stack."""
+        return bool(self.sample_type & _CALLCHAIN)
+
+    @property
+    def has_stack_copy(self) -> bool:
+        """Return whether its samples have a copy of the user's stack in place of its callchain."""
+        return bool(self.sample_type & _STACK_USER)
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,7 @@ class Piece:
     samples: NDArray[np.int64]  # where in words the SAMPLE records begin
     shortest: int  # words of the shortest sample
     tasks: list[int]  # where the FORK and EXIT records begin
+    names: list[int]  # where the MMAP, MMAP2 and COMM records begin
     others: list[int]  # where the LOST, LOST_SAMPLES and FINISHED_ROUND records begin
     end: int  # offset in the file behind the last record
 
@@ -121,7 +136,8 @@ class PerfData:
     """A perf.data file: what its header says when it is opened, its records on `pieces()`.
 
     `events` are in the file's order. `info` has, where the file says them, hostname, osrelease,
-    version (perf's), arch, nrcpus, cmdline and clockid. `cut` is a warning where the file was not
+    version (perf's), arch, nrcpus, cmdline and clockid; `build_ids` those of the files that samples
+    were in, by path, in hex. `cut` is a warning where the file was not
     written to its end; what is there of it is read all the same.
 
     perf writes names and formats of tracepoints last, so a file whose writer was killed has none.
@@ -136,6 +152,7 @@ class PerfData:
         self.path = Path(path)
         self.events: list[Event] = []
         self.info: dict[str, str] = {}
+        self.build_ids: dict[str, str] = {}
         self.cut: str | None = None
         try:
             with self.path.open("rb") as file:
@@ -189,6 +206,8 @@ class PerfData:
             cursor = found[_CMDLINE]
             words = [cursor.string() for _ in range(cursor.count(4))]
             self.info["cmdline"] = " ".join(words)
+        if _BUILD_ID in found:
+            self.build_ids = _build_ids(found[_BUILD_ID])
         names = _event_names(found[_EVENT_DESC]) if _EVENT_DESC in found else []
         formats = _tracing_formats(found[_TRACING_DATA]) if _TRACING_DATA in found else {}
         self.info["clockid"] = attrs[0].clock
@@ -196,6 +215,9 @@ class PerfData:
         self.sample_id_all = attrs[0].sample_id_all
         self.layouts = [Layout(e.sample_type, e.read_format) for e in self.events]
         self._check_layouts()
+        ids = sorted((id_, event.index) for event in self.events for id_ in event.ids)
+        self._ids = np.array([id_ for id_, _ in ids], np.uint64)
+        self._event_of_id = np.array([index for _, index in ids], np.int64)
 
     def _attrs(
         self, sections: _Sections, attr_size: int, attrs_at: int, attrs_size: int
@@ -256,6 +278,37 @@ class PerfData:
                 "file is damaged."
             )
 
+    def event_of(self, piece: Piece, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index of the event of each sample of a piece."""
+        if len(self.events) == 1:
+            return np.zeros(len(at), np.int64)
+        id_at = self.layouts[0].id_at  # the same for all events, as _check_layouts sees to
+        self.long_enough(piece, at, id_at + 1)
+        ids = piece.words[at + id_at]
+        place = np.searchsorted(self._ids, ids)
+        place[place == len(self._ids)] = 0
+        unknown = self._ids[place] != ids if len(self._ids) else np.ones(len(ids), np.bool_)
+        if unknown.any():
+            raise self.damaged(piece, at, unknown, "belongs to no event of the file's")
+        return self._event_of_id[place]
+
+    def long_enough(self, piece: Piece, at: NDArray[np.int64], words: int) -> None:
+        """Raise PerfDataError where a sample is shorter than so many words."""
+        if piece.shortest >= words:
+            return
+        short = piece.words[at] >> np.uint64(51) < words
+        if short.any():
+            raise self.damaged(piece, at, short, "is too short for what its event records")
+
+    def damaged(
+        self, piece: Piece, at: NDArray[np.int64], bad: NDArray[np.bool_], why: str
+    ) -> PerfDataError:
+        """Return the error for the first of the samples that are bad."""
+        offset = piece.offset + 8 * int(at[bad.argmax()])
+        return PerfDataError(
+            f"{self.path}: the sample at byte {offset} {why}. The file is damaged."
+        )
+
     def known_since_ns(self, buffer: int) -> int:
         """Return from when on no CPU's samples are missing, of a file of perf record --overwrite.
 
@@ -304,6 +357,7 @@ class Layout:
         self.tid_at = places.get(_TID, 0)
         self.time_at = places.get(_TIME, 0)
         self.cpu_at = places.get(_CPU, 0)
+        self.period_at = places.get(_PERIOD, 0)
         self.fixed = at
         self.has_raw = bool(sample_type & _RAW)
         self._varying = _varying(sample_type, read_format)
@@ -327,11 +381,30 @@ class Layout:
         Else the caller must see that the raw data end within the sample; each of the places
         returned is within it.
         """
-        at = samples + self.fixed
         if not self._varying:
-            return at, None
+            return samples + self.fixed, None
+        return self._behind(words, samples, self._varying)
+
+    def chain_at(
+        self, words: NDArray[np.uint64], samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where in `words` the callchains of samples begin, and where the samples end.
+
+        A callchain is its length and as many words; the caller must see that they end within the
+        sample. Each of the places returned is within it.
+        """
+        return self._behind(words, samples, self._varying[:-1])
+
+    def _behind(
+        self,
+        words: NDArray[np.uint64],
+        samples: NDArray[np.int64],
+        fields: list[tuple[int, int]],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where in `words` what follows the fields begins, and where the samples end."""
         end = samples + (words[samples] >> np.uint64(51)).astype(np.int64)
-        for before, each in self._varying:
+        at = np.minimum(samples + self.fixed, end - 1)
+        for before, each in fields:
             count = np.minimum(words[at], 0xFFFF).astype(np.int64) if each else 0
             at = np.minimum(at + before + each * count, end - 1)
         return at, end
@@ -363,58 +436,77 @@ def _fill(file: FileIO, buffer: memoryview) -> int:
 def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bool]:
     """Find the records in `words`, up to the last whole one; False: then comes none.
 
-    Most samples have the size of the one before. So after a few that are alike, the first words
-    of all that would follow at the same distance are compared at once: each that is alike proves
-    where the next one begins.
+    Samples of wait events have the size of the one before. So after a few that are alike, the first
+    words of all that would follow at the same distance are compared at once: each that is alike
+    proves where the next one begins. Otherwise records are walked by their sizes alone, and
+    looked at together.
     """
     limit = len(words)
     view = words.data
-    samples = np.empty(limit // 2 + 1, np.int64)
-    place = samples.data
-    count = at = same = alike = 0
-    shortest = _HEAD // 8
-    tasks = []
-    others = []
-    sane = True
-    while at < limit:
-        head = view[at]
-        step = head >> 51
-        kind = head & 0xFFFF_FFFF
-        if kind in (COMPRESSED, COMPRESSED2):
-            raise PerfDataError(
-                f"{path} was recorded with perf record -z, and compressed records are not read "
-                "here. Record without -z."
-            )
-        if head >> 48 & 7 or step < (2 if kind == SAMPLE else 1):
-            sane = False
-            break
-        if at + step > limit:
-            break
-        if kind == SAMPLE:
-            alike = alike + 1 if head == same else 0
-            same = head
-            shortest = min(shortest, step)
-            if alike < _FEW:
-                place[count] = at
-                run = 1
-            else:
+    walked: list[NDArray[np.int64]] = []
+    runs: list[NDArray[np.int64]] = []  # of samples that are alike, one behind each of `walked`
+    at = 0
+    stretch = _STRETCH
+    whole = True
+    while at < limit and whole:
+        places: list[int] = []
+        add = places.append
+        until = min(at + stretch, limit)
+        while at < until:
+            add(at)
+            at += view[at] >> 51 or limit + 1
+        if at > limit:
+            at = places.pop()
+            whole = False
+        walked.append(np.array(places, np.int64))
+        alike = [view[place] for place in places[-_FEW:]]
+        run = step = 0
+        if whole and alike.count(alike[0]) == _FEW and alike[0] & _KIND == SAMPLE:
+            step = alike[0] >> 51
+            if at < limit and view[at] == alike[0]:
                 run = _run(words, at, step)
-                samples[count : count + run] = np.arange(at, at + run * step, step)
-                alike = 0
-            count += run
-            at += run * step
-            continue
-        if kind in (FORK, EXIT):
-            tasks.append(at)
-        elif kind in (LOST, LOST_SAMPLES, FINISHED_ROUND):
-            others.append(at)
-        elif kind == AUXTRACE:
-            raise PerfDataError(
-                f"{path} holds a hardware trace (AUXTRACE at byte {offset + 8 * at}), which is "
-                "not read here. Record the wait events without it."
-            )
-        at += step
-    return Piece(offset, words, samples[:count], shortest, tasks, others, offset + 8 * at), sane
+        runs.append(np.arange(at, at + run * step, step or 1))
+        at += run * step
+        stretch = _STRETCH if run else 2 * stretch
+    sane = at == limit or view[at] >> 51 > 0
+
+    first = np.concatenate([np.empty(0, np.int64), *walked])
+    heads = words.take(first)
+    kind = heads & np.uint64(0xFFFF_FFFF)
+    bad = heads & np.uint64(_KIND) != kind
+    bad |= (kind == SAMPLE) & (heads >> np.uint64(51) < 2)
+    cut = int(bad.argmax()) if bad.any() else len(first)
+    # Sizes of compressed ones are odd.
+    if np.isin(kind[: cut + 1], (COMPRESSED, COMPRESSED2)).any():
+        raise PerfDataError(
+            f"{path} was recorded with perf record -z, and compressed records are not read "
+            "here. Record without -z."
+        )
+    if cut < len(first):
+        sane = False
+        at = int(first[cut])
+        del runs[np.searchsorted(np.cumsum([len(part) for part in walked]), cut, "right") :]
+        first, heads, kind = first[:cut], heads[:cut], kind[:cut]
+
+    samples = np.concatenate([first[kind == SAMPLE], *runs])
+    if any(len(run) for run in runs):
+        samples.sort(kind="stable")
+    sizes = words[[int(run[0]) for run in runs if len(run)]] >> np.uint64(51)
+    sizes = np.append(sizes, heads[kind == SAMPLE] >> np.uint64(51))
+    shortest = int(sizes.min(initial=_HEAD // 8))
+    first, kind = first[kind != SAMPLE], kind[kind != SAMPLE]
+    tasks, names, others, traces = (
+        first[np.isin(kind, kinds)].tolist()
+        for kinds in (
+            (FORK, EXIT), (MMAP, MMAP2, COMM), (LOST, LOST_SAMPLES, FINISHED_ROUND), (AUXTRACE,)
+        )
+    )  # fmt: skip
+    if traces:
+        raise PerfDataError(
+            f"{path} holds a hardware trace (AUXTRACE at byte {offset + 8 * traces[0]}), which is "
+            "not read here. Record the wait events without it."
+        )
+    return Piece(offset, words, samples, shortest, tasks, names, others, offset + 8 * at), sane
 
 
 def _run(words: NDArray[np.uint64], at: int, step: int) -> int:
@@ -438,6 +530,10 @@ class _Cursor:
         self.data = data
         self._where = path, offset, what
         self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self._at
 
     def bytes(self, size: int) -> bytes:
         if size > len(self.data) - self._at:
@@ -524,7 +620,7 @@ class _Sections:
         """
         found: dict[int, _Cursor] = {}
         missing = 0
-        used = {_TRACING_DATA, _CMDLINE, _EVENT_DESC, _NRCPUS, *_STRINGS}
+        used = {_TRACING_DATA, _BUILD_ID, _NRCPUS, _CMDLINE, _EVENT_DESC, *_STRINGS}
         present = [bit for bit in range(_FEATURE_BITS) if bits >> bit & 1]
         for number, bit in enumerate(present):
             entry = _pread(self.file, table_at + 16 * number, 16)
@@ -553,6 +649,7 @@ class _Attr:
 
     type: int
     config: int
+    period: int
     sample_type: int
     read_format: int
     registers: int
@@ -562,14 +659,16 @@ class _Attr:
 
 
 def _attr(data: bytes, ids: tuple[int, ...]) -> _Attr:
-    kind, _, config, _, sample_type, read_format, flags = struct.unpack_from("<2I5Q", data)
+    kind, _, config, period, sample_type, read_format, flags = struct.unpack_from("<2I5Q", data)
     clock = "perf"
     if flags >> 25 & 1 and len(data) >= 96:
         number = int.from_bytes(data[92:96], "little", signed=True)
         clock = _CLOCKS.get(number, f"clock {number}")
     registers = int.from_bytes(data[80:88], "little")
     sample_id_all = bool(flags >> 18 & 1)
-    return _Attr(kind, config, sample_type, read_format, registers, sample_id_all, clock, ids)
+    return _Attr(
+        kind, config, period, sample_type, read_format, registers, sample_id_all, clock, ids
+    )
 
 
 def _event_names(cursor: _Cursor) -> list[str]:
@@ -581,6 +680,20 @@ def _event_names(cursor: _Cursor) -> list[str]:
         names.append(cursor.string())
         cursor.bytes(8 * ids)
     return names
+
+
+def _build_ids(cursor: _Cursor) -> dict[str, str]:
+    """Return build-ids by path, of struct perf_record_header_build_id one after the other."""
+    found = {}
+    while cursor.left >= 36:
+        head = cursor.bytes(8)
+        misc, size = struct.unpack_from("<2H", head, 4)
+        body = cursor.bytes(max(size - 8, 28))
+        # Byte 20 of the id is its size if that flag is set (MISC_BUILD_ID_SIZE).
+        length = min(body[24], 20) if misc & 1 << 15 else 20
+        path = body[28:].split(b"\0")[0].decode(errors="backslashreplace")
+        found[path] = body[4 : 4 + length].hex()
+    return found
 
 
 def _tracing_formats(cursor: _Cursor) -> dict[int, tuple[str, dict[str, Field]]]:
@@ -639,7 +752,9 @@ def _events(
         elif attr.type == _TYPE_BREAKPOINT:
             name, fields = name or "mem:", _breakpoint_fields(attr)
         name = name or f"event {index}"
-        events.append(Event(index, name, attr.ids, attr.sample_type, attr.read_format, fields))
+        events.append(
+            Event(index, name, attr.ids, attr.sample_type, attr.read_format, fields, attr.period)
+        )
     return events
 
 
