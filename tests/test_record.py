@@ -98,9 +98,7 @@ def test_every_backend_of_many(cluster: Cluster, tmp_path: Path, engine: str) ->
     assert sum(row["type"] in ("client backend", "unknown") for row in result["backends"]) == made
 
 
-def test_connections_that_come_and_go_at_the_start(
-    cluster: Cluster, tmp_path: Path, engine: str
-) -> None:
+def test_connections_that_come_and_go_at_the_start(cluster: Cluster, tmp_path: Path) -> None:
     """Backends that are born and die while it attaches are no obstacle."""
     capture = tmp_path / "capture"
     churn = subprocess.Popen(
@@ -113,8 +111,6 @@ def test_connections_that_come_and_go_at_the_start(
             RECORD,
             "--sites",
             known_sites(),
-            "--engine",
-            engine,
             "-D",
             cluster.data,
             "-o",
@@ -186,15 +182,13 @@ def test_a_wait_that_spans_the_capture_is_censored(
 ## The capture
 
 
-def test_manifest(cluster: Cluster, tmp_path: Path, engine: str) -> None:
+def test_manifest(cluster: Cluster, tmp_path: Path) -> None:
     """The manifest says what was recorded, and how it ended."""
     capture = tmp_path / "with blanks\tand a tab"
     recording = run(
         RECORD,
         "--sites",
         known_sites(),
-        "--engine",
-        engine,
         "-D",
         cluster.data,
         "-o",
@@ -460,9 +454,7 @@ def test_without_tracefs(cluster: Cluster, tmp_path: Path) -> None:
 ## Servers that are not as usual
 
 
-def test_pgdata_with_blanks_and_a_second_cluster(
-    cluster: Cluster, tmp_path: Path, engine: str
-) -> None:
+def test_pgdata_with_blanks_and_a_second_cluster(cluster: Cluster, tmp_path: Path) -> None:
     """Of two clusters of one binary, with blanks in a path, just the one meant is recorded."""
     capture = tmp_path / "capture"
     with running_cluster(data="my data 'x'") as second:
@@ -470,7 +462,7 @@ def test_pgdata_with_blanks_and_a_second_cluster(
         assert several.returncode == 1
         assert str(cluster.data) in several.stderr
         assert "my\\ data" in several.stderr
-        recorder = Recorder("--engine", engine, "-D", second.data, "-o", capture)
+        recorder = Recorder("-D", second.data, "-o", capture)
         with second.session() as mine, cluster.session() as other:
             mine.run("SELECT pg_sleep(0.01)")
             other.run("SELECT pg_sleep(0.01)")
@@ -479,13 +471,11 @@ def test_pgdata_with_blanks_and_a_second_cluster(
         assert set(rows.pid) == {mine.pid}
 
 
-def test_two_recorders_at_once(cluster: Cluster, tmp_path: Path, engine: str) -> None:
+def test_two_recorders_at_once(cluster: Cluster, tmp_path: Path) -> None:
     """Two recorders see the same, and the end of one does not disturb the other."""
     captures = [tmp_path / "a", tmp_path / "b"]
     with cluster.session() as session:
-        recorders = [
-            Recorder("--engine", engine, "-D", cluster.data, "-o", capture) for capture in captures
-        ]
+        recorders = [Recorder("-D", cluster.data, "-o", capture) for capture in captures]
         for _ in range(11):
             session.run("SELECT pg_sleep(0.01)")
         assert recorders[0].end() == 0
@@ -495,11 +485,11 @@ def test_two_recorders_at_once(cluster: Cluster, tmp_path: Path, engine: str) ->
     assert [len(sleeps(capture, session.pid)) for capture in captures] == [11, 13]
 
 
-def test_the_server_ends(tmp_path: Path, engine: str) -> None:
+def test_the_server_ends(tmp_path: Path) -> None:
     """A server that is stopped in mid-capture ends the recording; what was recorded is kept."""
     capture = tmp_path / "capture"
     with running_cluster() as own:
-        recorder = Recorder("--engine", engine, "-D", own.data, "-o", capture)
+        recorder = Recorder("-D", own.data, "-o", capture)
         with own.session() as session:
             session.run("SELECT pg_sleep(0.01)")
         own.stop("fast")
