@@ -355,8 +355,8 @@ class _Reader:
         # In the order of time, those that perf made up at its start first, as they stand.
         self._records.sort(key=lambda record: (record.time_ns, record.offset))
         pid, tid = thread.view(np.int32)[0::2], thread.view(np.int32)[1::2]
-        times = np.array([record.time_ns for record in self._records], np.int64)
-        until = np.searchsorted(times, time, "right")
+        times = np.array([record.time_ns for record in self._records], np.uint64)
+        until = np.searchsorted(times, time.view(np.uint64), "right")
         comm, comms = self._comms(tid, until)
         space, spaces = self._spaces(pid, until)
         return Profile(
