@@ -324,6 +324,17 @@ def sleeps(capture: Path, pid: int) -> Any:
     return durations.groupby((durations >= 1_000_000).cumsum().clip(lower=1)).sum()
 
 
+def whole_waits(rows: Any) -> Any:
+    """How long each wait of one backend was, in ns, where the server may have waited in pieces.
+
+    A latch that is set for something else, as an invalidation message, ends a wait, and
+    the server goes on waiting within microseconds.
+    """
+    rows = rows.sort_values("start_ns")
+    since = rows["start_ns"] - (rows["start_ns"] + rows["dur_ns"]).shift(fill_value=0)
+    return rows["dur_ns"].groupby((since > 100_000).cumsum()).sum()
+
+
 def perf_of(capture: Path) -> list[int]:
     """The pids of the perfs that write into a capture."""
     found = []

@@ -29,6 +29,7 @@ from conftest import (
     uprobe_events,
     waitfold,
     waits,
+    whole_waits,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -76,7 +77,7 @@ def test_prime_numbers(cluster: Cluster, tmp_path: Path, engine: str) -> None:
         assert len(slept) == 23, name
         assert slept.min() >= 50_000_000
         assert slept.median() < 55_000_000
-        locks = rows[(rows["class"] == "Lock") & (rows["name"] == "transactionid")].dur_ns
+        locks = whole_waits(rows[(rows["class"] == "Lock") & (rows["name"] == "transactionid")])
         assert len(locks) == 7, name
         assert 40_000_000 < locks.median() < 60_000_000
 
