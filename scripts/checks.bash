@@ -406,17 +406,16 @@ check_memory() {
 # count_notes: sets FOUND to how many SDT notes the server has, NOTE_COUNT to that number, WAIT_NOTES to how many of
 # them are of wait events, and CALLED_NOTES to how many are 5-byte nops.
 count_notes() {
-    local notes
     MEND="take the packaged server; waits need no notes (-m sites)"
-    notes=$(find_notes "$EXE" 2>&1) || {
-        FOUND=${notes#"$TOOL: "}
+    read_notes "$EXE" || {
+        FOUND=${NOTES#"$TOOL: "}
         return 1
     }
     read -r NOTE_COUNT WAIT_NOTES CALLED_NOTES < <(awk -F '\t' '
         $6 == "0f1f440000" { called++ }
         NF > 5 { n++ } # other lines are what tools say to stderr, as sh does of a working directory that is gone
         $1 == "postgresql" && $2 ~ /^wait__event__(start|end)$/ { waits++ }
-        END { print n + 0, waits + 0, called + 0 }' <<<"$notes")
+        END { print n + 0, waits + 0, called + 0 }' <<<"$NOTES")
     FOUND="$NOTE_COUNT SDT notes"
 }
 

@@ -250,7 +250,7 @@ attach_ready() {
 }
 
 # look PID ADDRESS BYTES: writes out what a process has there, zeros where it cannot be read.
-look() { dd if="/proc/$1/mem" bs=1 skip="$2" count="$3" status=none 2>/dev/null || head -c "$3" /dev/zero; }
+look() { memory "$@" || head -c "$3" /dev/zero; }
 
 # hear MS: takes down what perfs have told; waits so long for each next word while some attach.
 hear() {

@@ -221,10 +221,13 @@ inspect_server() {
     fi
 }
 
-# peek PID ADDRESS BYTES: sets REPLY to an unsigned number read from a process's memory. The address is a multiple of
-# its size, so it is read at once, not while it is half written.
+# memory PID ADDRESS BYTES: writes out what a process has there. The address is a multiple of
+# the size, so it is read at once, not while it is half written.
+memory() { dd if="/proc/$1/mem" bs="$3" skip=$(($2 / $3)) count=1 2>/dev/null; }
+
+# peek PID ADDRESS BYTES: sets REPLY to an unsigned number read from a process's memory.
 peek() {
-    REPLY=$(dd if="/proc/$1/mem" bs="$3" skip=$(($2 / $3)) count=1 2>/dev/null | od -An -t "u$3") || return 1
+    REPLY=$(memory "$@" | od -An -t "u$3") || return 1
     REPLY=${REPLY//[[:space:]]/}
     [[ -n $REPLY ]]
 }

@@ -50,6 +50,14 @@ read_set() {
     fi
 }
 
+# read_notes FILE: sets NOTES to what find_notes prints, or why it cannot, and returns 1. Reading them takes a while, and
+# several ask.
+read_notes() {
+    [[ ${NOTES_OF-} != "$1" ]] || return 0
+    NOTES=$(find_notes "$1" 2>&1) || return 1
+    NOTES_OF=$1
+}
+
 # define_set_probes GROUP EXE SET: the lines for uprobe_events that put the set's events on the static probes of an
 # executable, one a place. Uses PG_VERSION and START_TIME, of the server that runs it. Dies where the server lacks one.
 define_set_probes() {
@@ -57,11 +65,10 @@ define_set_probes() {
     read_set "$3"
     ((${#SET_EVENTS[@]})) || die "the set \"$3\" has no probes of its own: it reads those that others registered"
     check_set
-    # Reading the notes takes a while, and all sets read the same.
-    if [[ ${NOTES_OF-} != "$exe" ]]; then
-        NOTES=$(find_notes "$exe") || exit 1
-        NOTES_OF=$exe
-    fi
+    read_notes "$exe" || {
+        printf '%s\n' "$NOTES" >&2
+        exit 1
+    }
     for event in "${SET_EVENTS[@]}"; do
         while read -r probe given; do
             define_event

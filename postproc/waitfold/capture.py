@@ -152,6 +152,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     files: list[PerfData | TraceDat | WatchFile]
     rule: Rule = known[WAIT_EVENT].rule(group)
     late = None
+    since = 0
     if manifest["mode"] == "mem":
         rule = store_rule(Stores(folder / "sites.tsv", _load_base(folder, manifest)))
         attached = read_attached(folder / "attached.tsv")
@@ -164,10 +165,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     elif manifest.get("engine") in ("ftrace", "trace-cmd"):
         trace = TraceDat(folder, ring="ring" in manifest)
         files = [trace]
-        start_ns = max(start_ns or 0, trace.since_ns) or None
-        if trace.ring:
-            # They were read when the recorder began, not when what the ring still holds did.
-            seen.waits.clear()
+        since = trace.since_ns
     else:
         data = PerfData(folder / "perf.data", fields)
         files = [data]
@@ -175,8 +173,10 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
             each = _number(folder, manifest, "ring") // max(_number(folder, manifest, "cpus"), 1)
             # perf's buffers are a power of two.
             since = data.known_since_ns(1 << max(each, 1).bit_length() - 1)
-            start_ns = max(start_ns or 0, since) or None
-            seen.waits.clear()
+    if "ring" in manifest:
+        start_ns = max(start_ns or 0, since) or None
+        # They were read when the recorder began, not when what the ring still holds did.
+        seen.waits.clear()
     return Capture(
         folder,
         files,
