@@ -183,6 +183,18 @@ check_instances() {
     }
 }
 
+# For --with offcpu.
+check_sched() {
+    local event
+    check_tracefs || return 1
+    MEND="use a kernel with CONFIG_SCHED_TRACER=y, or another that has the tracepoints of the scheduler"
+    for event in sched_switch sched_wakeup; do
+        FOUND="no tracepoint sched:$event"
+        [[ -r $TRACEFS/events/sched/$event/id ]] || return 1
+    done
+    FOUND="tracepoints sched_switch and sched_wakeup: time off the CPU (--with offcpu)"
+}
+
 # PROC_PID_INIT_INO, the kernel's own number of the first pid namespace.
 readonly FIRST_PID_NAMESPACE='pid:[4026531836]'
 

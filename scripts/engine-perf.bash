@@ -5,19 +5,28 @@
 # shellcheck disable=SC2154,SC2034 # what the recorder sets is used here, and the other way round
 
 engine_period=0.25
-perf_pid='' perf_status=0
+# For each CPU. A switch with its stack takes some 400 bytes, or STACK_BYTES and more with --call-graph dwarf.
+readonly BUFFER=4M PROFILE_BUFFER=8M
+readonly STACK_BYTES=8192
+perf_pid='' perf_status=0 synth=no
 
 # What perf is told. The whole server: on every CPU, and the kernel keeps only what carries its tag,
 # so that there is no backend which is too new or gone too soon to be attached
 # to; also, perf (6.1) spins at full speed from the end of the first process that it was attached to until its own.
 perf_target() {
-    local event
+    local event buffer=$BUFFER where=(-a)
     target=()
+    if [[ -n $pids ]]; then
+        where=(-p "$pids")
+        # Who is switched in, perf tells of a CPU and not of a process.
+        ! profiled offcpu || { where=(-a) && among common_pid && filter=$REPLY; }
+    fi
     for event in "${events[@]}"; do
         target+=(-e "$group:$event")
         [[ -z $filter ]] || target+=(--filter "$filter")
     done
-    if [[ -n $pids ]]; then target+=(-p "$pids"); else target+=(-a); fi
+    [[ -z $profiles ]] || profile_events
+    target+=("${where[@]}")
     # A flight recorder: the newest overwrite the oldest, and nothing is written before perf gets a SIGUSR2 or ends.
     # perf's buffers are a power of two of pages.
     if ((ring_bytes)); then
@@ -25,8 +34,47 @@ perf_target() {
         while ((pages * 2 <= each)); do pages=$((pages * 2)); done
         target+=(--overwrite --switch-output=signal -m "$pages")
     else
-        target+=(-m 4M --max-size "$((max_bytes >> 10))K")
+        target+=(-m "$buffer" --max-size "$((max_bytes >> 10))K")
     fi
+}
+
+# profile_events: adds the events of the profiles to `target`.
+profile_events() {
+    local stack=''
+    case $call_graph in
+        fp) stack=call-graph=fp ;;
+        # So much of the stack is copied with each sample.
+        dwarf) stack=call-graph=dwarf,stack-size=$STACK_BYTES ;;
+    esac
+    # For perf script: the files that the processes' code is from.
+    synth=task,mmap
+    if profiled offcpu; then
+        buffer=$PROFILE_BUFFER
+        # Two, for only the stack of who is switched out is recorded. Readers tell them by their order.
+        target+=(-e "sched:sched_switch${stack:+/$stack/}" --filter "$(of_server prev_)")
+        target+=(-e sched:sched_switch --filter "$(of_server next_)")
+        target+=(-e sched:sched_wakeup --filter "$(of_server '')")
+    fi
+    # By the kernel's timer: in a virtual machine cycles may be a timer, too, and would not say so. I: no idle CPUs.
+    ! profiled oncpu || target+=(-e "task-clock/name=oncpu,freq=99${stack:+,$stack}/I")
+}
+
+# of_server PREFIX: a filter of the scheduler's events, by PREFIXcomm or PREFIXpid. Other servers have the same name, and
+# readers tell their processes apart.
+of_server() {
+    if [[ -n $pids ]]; then
+        among "$1pid"
+        printf '%s' "$REPLY"
+    else
+        printf '%scomm == "%s"' "$1" "$comm"
+    fi
+}
+
+# among FIELD: sets REPLY to a filter for the processes named by -p.
+among() {
+    REPLY="$1 == ${pids//,/ || $1 == }"
+    # The kernel takes a page.
+    ((${#REPLY} < 4096)) || die "-p names too many processes for offcpu: record the whole server, without -p"
 }
 
 # How perf and we talk: `hold` is the standard input of its workload, a cat that ends when nobody is
@@ -44,7 +92,7 @@ engine_start() {
     perf_target
     # Job control gives perf a process group of its own: Ctrl-C is for us, and we end perf.
     set -m
-    perf record -o "$capture/perf.data" -k CLOCK_MONOTONIC -B -N --synth=no --control "fd:$control,$answer" \
+    perf record -o "$capture/perf.data" -k CLOCK_MONOTONIC -B -N --synth=$synth --control "fd:$control,$answer" \
         "${target[@]}" -- cat <&"$hold_reader" >"$capture/perf.log" 2>&1 {hold}>&- {clock}>&- &
     perf_pid=$!
     set +m
