@@ -1,4 +1,4 @@
-# elf.awk - reads an ELF file with od: symbols, build-id, SDT notes, file offsets.
+# elf.awk - reads an ELF file with od: symbols, entries of functions, build-id, SDT notes, file offsets.
 #
 # Run by elf.bash with -v verb=... -v word=... and the file's name in the environment's ELF. Prints its
 # answer and exits 0; or exits 1 and prints why not, as what is to follow the file's name.
@@ -9,12 +9,14 @@
 
 BEGIN {
     Od = "od -An -v -j "
-    size_of_file()
-    header()
+    begin("\"$ELF\"")
     if (verb == "notes") notes()
     else if (verb == "build-id") build_id()
     else if (verb == "symbol") symbol()
+    else if (verb == "entry") entry()
     else if (verb == "offset") offset()
+    else if (verb == "links") links()
+    else if (verb == "symbols") symbols()
     exit 0
 }
 
@@ -31,9 +33,16 @@ function hex(n) {
     return n < 268435456 ? sprintf("0x%x", n) : sprintf("0x%x%07x", int(n / 268435456), n % 268435456)
 }
 
-# Lines of a command, which names the file as "$ELF".
-function open(command) {
-    Command = command " -- \"$ELF\" 2>/dev/null"
+# Reads from a file, which the shell knows as `name`, from now on.
+function begin(name) {
+    File = name
+    size_of_file()
+    header()
+}
+
+# Lines of a command on the file, and of what filters them.
+function open(command, filter) {
+    Command = command " -- " File " 2>/dev/null" filter
 }
 
 function next_line() {
@@ -84,9 +93,11 @@ function read_segments(    i) {
     read(Segments_at, 56 * Segments)
     for (i = 0; i < Segments; i++) {
         Segment_type[i] = u4(56 * i)
+        Segment_flags[i] = u4(56 * i + 4)
         Segment_offset[i] = u8(56 * i + 8)
         Segment_address[i] = u8(56 * i + 16)
         Segment_size[i] = u8(56 * i + 32)
+        Segment_memory[i] = u8(56 * i + 40)
     }
 }
 
@@ -96,17 +107,27 @@ function read_sections(    i, name, from) {
     for (i = 0; i < Sections; i++) {
         name[i] = u4(64 * i)
         Section_type[i] = u4(64 * i + 4)
+        Section_flags[i] = u8(64 * i + 8)
         Section_address[i] = u8(64 * i + 16)
         Section_offset[i] = u8(64 * i + 24)
         Section_size[i] = u8(64 * i + 32)
         Section_link[i] = u4(64 * i + 40)
+        Section_entry[i] = u8(64 * i + 56)
     }
     if (!(Names in Section_size)) fail("is damaged: its sections have no names")
     read(Section_offset[Names], Section_size[Names])
     for (i = 0; i < Sections; i++) {
         from = name[i]
-        Section_of[text(from, Section_size[Names])] = i
+        Section_name[i] = text(from, Section_size[Names])
+        Section_of[Section_name[i]] = i
     }
+}
+
+# The first section of a type (elf.h's SHT_); -1 where there is none.
+function of_type(type,    i) {
+    for (i = 0; i < Sections; i++)
+        if (Section_type[i] == type) return i
+    return -1
 }
 
 # The file offset of an address; -1 where the file has no byte of it.
@@ -137,7 +158,7 @@ function each_note(size,    at, name_size, size_of_description, description) {
 }
 
 function one_note(type, name, at, end) {
-    if (verb == "build-id" && type == 3 && name == "GNU")
+    if (verb != "notes" && type == 3 && name == "GNU" && Id == "")
         while (at < end) Id = Id sprintf("%02x", B[at++])
     if (verb == "notes" && type == 3 && name == "stapsdt") probe(at, end)
 }
@@ -153,20 +174,24 @@ function build_id(    i) {
 }
 
 # Looks for a defined symbol: first in what is exported.
-function symbol() {
+function find_symbol() {
     read_sections()
-    symbol_in(".dynsym")
-    symbol_in(".symtab")
-    exit 1
+    if (!symbol_in(".dynsym") && !symbol_in(".symtab")) exit 1
 }
 
-function symbol_in(table,    strings, from, name) {
-    if (!(table in Section_of)) return
+function symbol() {
+    find_symbol()
+    print decimal(Address)
+}
+
+# Sets Address and Length of the symbol and returns 1 where the table has it, as a function if one is looked for.
+function symbol_in(table,    strings, from, name, found) {
+    if (!(table in Section_of)) return 0
     table = Section_of[table]
     strings = Section_link[table]
     if (!(strings in Section_size)) fail("is damaged: its symbols have no names")
     if (Section_offset[table] + Section_size[table] > Size) fail("is damaged or cut short")
-    if (Section_size[strings] == 0) return
+    if (Section_size[strings] == 0) return 0
     # A name may be stored as the end of a longer one.
     open("od -v -A d -S 1 -j " decimal(Section_offset[strings]) " -N " decimal(Section_size[strings]))
     while (next_line()) {
@@ -176,12 +201,191 @@ function symbol_in(table,    strings, from, name) {
     close(Command)
     # name, info and other and section, address (two halves), size (two halves)
     open(Od decimal(Section_offset[table]) " -N " decimal(Section_size[table]) " -t u4 -w24")
-    while (next_line())
-        if (($1 + 0) in name && $2 >= 65536) {
-            print decimal($3 + 4294967296 * $4)
-            exit 0
+    while (!found && next_line())
+        if (($1 + 0) in name && $2 >= 65536 && (verb != "entry" || $2 % 16 == 2)) {
+            Address = $3 + 4294967296 * $4
+            Length = $5 + 4294967296 * $6
+            found = 1
         }
     close(Command)
+    return found
+}
+
+# Where the probe goes that sees each call of a function, with the arguments still in their registers: address and
+# offset. That is the first instruction which the kernel emulates, and does not step through at several
+# times the cost (branch_setup_xol_ops() and push_setup_xol_ops() in arch/x86/kernel/uprobes.c), if all before it is
+# known to be harmless and nothing in the function jumps to behind its first instruction; else that.
+function entry(    i, from, at, size) {
+    find_symbol()
+    read_segments()
+    from = -1
+    for (i = 0; i < Segments; i++)
+        if (Segment_type[i] == 1 && Segment_flags[i] % 2 && Address >= Segment_address[i] && Address + Length <= Segment_address[i] + Segment_size[i])
+            from = Address - Segment_address[i] + Segment_offset[i]
+    if (from < 0 || !Length) fail("is damaged: its function " word " is not in its code")
+    read(from, Length)
+    at = 0
+    for (i = 1; i <= 6; i++) Argument[substr("126789", i, 1)] # rcx, rdx, rsi, rdi, r8, r9
+    while (at < Length && !emulated(at)) at = (size = harmless(at)) ? at + size : Length
+    if (at >= Length || jumped_to(at)) at = 0
+    print hex(Address + at) "\t" hex(from + at)
+}
+
+# push, jcc, jmp, call, nop
+function emulated(at,    next_byte) {
+    next_byte = B[at + 1]
+    if (B[at] == 65) return next_byte >= 80 && next_byte <= 87
+    if (B[at] == 15) return next_byte >= 128 && next_byte <= 143
+    return B[at] >= 80 && B[at] <= 87 || B[at] >= 112 && B[at] <= 127 || B[at] == 144 || B[at] >= 232 && B[at] <= 233 || B[at] == 235
+}
+
+# The size of an instruction, if it is one that leaves the six arguments where they are; else 0.
+function harmless(at,    rex, code, modrm, register, target) {
+    if (u4(at) == 4196274163) return 4 # endbr64
+    if (B[at] == 128 && B[at + 1] == 61) return 7 # cmpb $constant,variable(%rip)
+    rex = B[at]
+    if (rex < 64 || rex > 79) return 0
+    code = B[at + 1]
+    modrm = B[at + 2]
+    register = int(modrm / 8) % 8 + 8 * (int(rex / 4) % 2)
+    target = modrm % 8 + 8 * (rex % 2)
+    if (code == 131 && modrm == 236) return 4 # sub $constant,%rsp
+    if (code == 133 && modrm >= 192) return 3 # test %register,%target
+    if (code == 137 && modrm >= 192) return target in Argument ? 0 : 3 # mov %register,%target
+    if (code == 137 && modrm % 64 % 8 == 4 && int(modrm / 64) == 1 && B[at + 3] == 36) return 5 # mov %register,constant(%rsp)
+    if (code == 139 && modrm < 64 && modrm % 8 == 5) return register in Argument ? 0 : 7 # mov variable(%rip),%register
+    return 0
+}
+
+# Whether any bytes of the function could be a jump to behind its first byte and no further than `last`.
+function jumped_to(last,    at, to) {
+    for (at = 0; at + 2 <= Length; at++) {
+        to = 0
+        if (B[at] == 235 || B[at] >= 112 && B[at] <= 127) to = at + 2 + B[at + 1] - (B[at + 1] > 127) * 256
+        else if (at + 5 <= Length && B[at] == 233) to = at + 5 + signed4(at + 1)
+        else if (at + 6 <= Length && B[at] == 15 && B[at + 1] >= 128 && B[at + 1] <= 143) to = at + 6 + signed4(at + 2)
+        if (to > 0 && to <= last) return 1
+    }
+    return 0
+}
+
+function signed4(at) { return u4(at) - (B[at + 3] > 127) * 4294967296 }
+
+# What leads to its symbols: build-id, bytes of .symtab, name of the separate debug file.
+function links(    i, symtab, name) {
+    read_sections()
+    symtab = of_type(2)
+    for (i = 0; i < Sections && Id == ""; i++)
+        if (Section_type[i] == 7) {
+            read(Section_offset[i], Section_size[i])
+            each_note(Section_size[i])
+        }
+    if (".gnu_debuglink" in Section_of) {
+        i = Section_of[".gnu_debuglink"]
+        read(Section_offset[i], Section_size[i])
+        name = text(0, Section_size[i])
+    }
+    printf "%s\t%s\t%s\n", Id, decimal(symtab < 0 ? 0 : Section_size[symtab]), name
+}
+
+# All that symbols.py needs of a file: what is loaded where, its symbols (with `word`, only those that it exports), and
+# the entries of its .plt. The rules of which symbols count are symbols.py's.
+function symbols(    i, exported, stubs, name, at) {
+    read_segments()
+    for (i = 0; i < Segments; i++)
+        if (Segment_type[i] == 1)
+            printf "# load\t%s %s %s\n", hex(Segment_offset[i]), hex(Segment_address[i]), hex(Segment_memory[i])
+    read_sections()
+    exported = of_type(11)
+    if (ENVIRON["DEBUG"] == "") {
+        if (word == "") print_table(of_type(2))
+        print_table(exported)
+    }
+    if (exported >= 0 && ".plt" in Section_of && ".rela.plt" in Section_of) {
+        i = Section_of[".rela.plt"]
+        if (Section_offset[i] + Section_size[i] > Size) fail("is damaged or cut short")
+        # offset (two halves), type, symbol, addend (two halves); the first entry of .plt is the resolver's
+        open(Od decimal(Section_offset[i]) " -N " decimal(Section_size[i]) " -t u4 -w24")
+        while (next_line()) if (NF == 6) Stub[++stubs] = $4
+        close(Command)
+        for (i = 1; i <= stubs; i++) Wanted[Stub[i]]
+        read_names(exported)
+        open(Od decimal(Section_offset[exported]) " -N " decimal(Section_size[exported]) " -t u4 -w24")
+        for (i = 0; next_line(); i++) if (i in Wanted) name[i] = name_at($1 + 0)
+        close(Command)
+        at = Section_of[".plt"]
+        for (i = 1; i <= stubs; i++) {
+            if (!(Stub[i] in name)) fail("is damaged: it has a relocation of a symbol that is not there")
+            print_symbol(Section_address[at] + Section_entry[at] * i, Section_entry[at], 18, name[Stub[i]] "@plt")
+        }
+    }
+    if (ENVIRON["DEBUG"] != "") {
+        split("", Section_of)
+        begin("\"$DEBUG\"")
+        read_sections()
+        print_table(of_type(2))
+        print_table(of_type(11))
+    }
+}
+
+function print_symbol(address, size, info, name) {
+    printf "%s\t%s\t%02x\t%s\n", substr(hex(address), 3), substr(hex(size), 3), info, name
+}
+
+# Prints the symbols of a table.
+function print_table(section,    i, kind, home, allocated, labelled) {
+    if (section < 0) return
+    if (Section_offset[section] + Section_size[section] > Size) fail("is damaged or cut short")
+    for (i = 1; i < Sections; i++) {
+        if (int(Section_flags[i] / 2) % 2) allocated[i]
+        if (Section_name[i] ~ /text|data/) labelled[i]
+    }
+    read_names(section)
+    # name; info, other, section; address (two halves); size (two halves)
+    open(Od decimal(Section_offset[section]) " -N " decimal(Section_size[section]) " -t u4 -w24")
+    while (next_line()) {
+        kind = $2 % 16
+        home = int($2 / 65536)
+        # objects, functions and IFUNCs; labels that are not hidden
+        if (NF == 6 && $1 > 0 && home in allocated && (kind == 2 || kind == 1 || kind == 10 ||
+            kind == 0 && home in labelled && (int($2 / 256) % 4 + 1) % 4 < 2)) {
+            if ($4 + $6 == 0 && $3 < 268435456 && $5 < 268435456) printf "%x\t%x\t%02x\t%s\n", $3, $5, $2 % 256, name_at($1 + 0)
+            else print_symbol($3 + 4294967296 * $4, $5 + 4294967296 * $6, $2 % 256, name_at($1 + 0))
+        }
+    }
+    close(Command)
+}
+
+# Reads the names of a table's symbols into blocks of whole names: Block_of[N] is the first block with a byte of the Nth
+# 1024. (One long string would do, but mawk reads such in quadratic time.)
+function read_names(section,    i, at, block, content) {
+    i = Section_link[section]
+    if (!(i in Section_size)) fail("is damaged: its symbols have no names")
+    if (Section_offset[i] + Section_size[i] > Size) fail("is damaged or cut short")
+    split("", Block)
+    split("", Block_at)
+    split("", Block_of)
+    # What would break a table of lines has no place in a name.
+    open("tail -c +" decimal(Section_offset[i] + 1), " | head -c " decimal(Section_size[i]) " | tr '\\n\\t\\000' '??\\n'")
+    while ((Command | getline content) > 0) {
+        if (!(block in Block_at) || length(Block[block]) >= 1024) {
+            Block_at[++block] = at
+            if (!(int(at / 1024) in Block_of)) Block_of[int(at / 1024)] = block
+        }
+        Block[block] = Block[block] content "\n"
+        at += length(content) + 1
+        for (i = int(Block_at[block] / 1024) + 1; i <= int((at - 1) / 1024); i++)
+            if (!(i in Block_of)) Block_of[i] = block
+    }
+    close(Command)
+    Block_at[block + 1] = at
+}
+
+function name_at(at,    block, found) {
+    block = Block_of[int(at / 1024)]
+    while ((block + 1) in Block_at && at >= Block_at[block + 1]) block++
+    found = substr(Block[block], at - Block_at[block] + 1)
+    return substr(found, 1, index(found, "\n") - 1)
 }
 
 # SDT probes, one a line: provider, name, place, offset, semaphore's offset, bytes of the nop, arguments.

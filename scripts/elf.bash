@@ -45,6 +45,17 @@ file_offset() {
     ask_elf "$1" offset "$2" || die "\"$1\" $REPLY"
 }
 
+# function_entry FILE FUNCTION: sets PLACE and OFFSET, in hexadecimal, to the address and the file's offset of the instruction where a
+# probe sees each call of a function and its arguments; returns 1 when FILE does not define FUNCTION.
+function_entry() {
+    if ask_elf "$1" entry "$2"; then
+        PLACE=${REPLY%%$'\t'*} OFFSET=${REPLY##*$'\t'}
+    else
+        [[ -z $REPLY ]] || die "\"$1\" $REPLY"
+        return 1
+    fi
+}
+
 # find_notes FILE: prints the SDT probes that FILE's .note.stapsdt section lists, one a line, tab-separated:
 #   provider, name, place (address), offset (in the file), offset of its semaphore or 0x0, bytes of the nop there, arguments
 # Dies where a note does not point to a nop: a probe on anything but an instruction's first byte corrupts the process.

@@ -88,8 +88,9 @@ def test_rule() -> None:
         "g:sort_start", ("kind",), ("g:sort_done",), ("disk",), None, ("g:sort_abort",), True
     )
     assert load_sets()["query"].rule("g") == SetRule(
-        "g:query_status", ("text",), (), (), ("pointer", 0), continued=True
+        "g:query_activity", ("text",), (), (), ("pointer", 0), continued=True
     )
+    assert load_sets()["query"].only == {"query_id": (14, 999)}
     assert load_sets()["transaction"].rule("g") == SetRule(
         "g:transaction_start", (), ("g:transaction_commit", "g:transaction_abort"), ("outcome",)
     )
@@ -146,6 +147,12 @@ def test_wrong(tmp_path: Path, line: str, instead: str, message: str) -> None:
         ("end    b", "end    a y=0", "10: an end by value must be of a number that 'a' carries"),
         ("end    b", "end    b\nend a x=0", "11: an end by value must be the only one"),
         ("reset  c", "reset  d", "11: no event 'd' in this set"),
+        (
+            "c probe oh__no",
+            "c function oh_no x=1",
+            "8: a place of 'c' must give each of its fields",
+        ),
+        ("reset  c", "reset  c\nversions 14- c", "12: intervals need 'c' in all versions"),
         ("label  y x z", "label  y x w", "13: neither 'a' nor every end has a field 'w'"),
         ("label  y x z", "label  wait-event x", "13: 'label wait-event' goes without 'reset'"),
         ("names  x 0=none", "names  x none", "14: 'names' wants"),

@@ -21,15 +21,17 @@ UNKNOWN = "?"
 class ProbeSet:
     """One probe set; events are named as the set names them.
 
-    `fields` is, per event of the set's own, field name -> the kernel's type or `string`. Of a set
-    of wait events `wait_field` holds the wait_event_info; it is None of others, whose intervals
-    are called by the fields `label`. `names` and `bits` are, per field, what its values and its
-    bits are called; `wait_names` the wait event that stands for a field's value 0.
+    `fields` is, per event of the set's own, field name -> the kernel's type or `string`. `only`
+    has the first and the last major of the server that an event is for, where it is not for all.
+    Of a set of wait events `wait_field` holds the wait_event_info; it is None of others, whose
+    intervals are called by the fields `label`. `names` and `bits` are, per field, what its values
+    and its bits are called; `wait_names` the wait event that stands for a field's value 0.
     """
 
     name: str
     about: str
     fields: dict[str, dict[str, str]]
+    only: dict[str, tuple[int, int]]
     start: str
     ends: tuple[str, ...]
     end_value: tuple[str, int] | None
@@ -131,6 +133,7 @@ def load_set(path: Path) -> ProbeSet:
     return parser.finish()
 
 
+_NEWEST = 999
 _NAME = r"[A-Za-z_]\w*"
 _EVENT = rf"(?:{_NAME}:)?{_NAME}"
 _NUMBER = r"(?:0x[0-9a-fA-F]+|\d+)"
@@ -142,15 +145,16 @@ _MAY, _MUST, _ANY = "may", "must", "any"
 _KEYWORDS: dict[str, tuple[str, str, str]] = {
     "set": (r"[A-Za-z_][\w-]*", "NAME", _MUST),
     "about": (r".+", "TEXT", _MUST),
-    "versions": (r"\d+-\d*|-\d+", "FIRST-LAST", _MAY),
+    "versions": (rf"(\d+-\d*|-\d+)( {_NAME})?", "FIRST-LAST or FIRST-LAST EVENT", _ANY),
     "event": (
         rf"{_NAME}( {_NAME}:([usx](8|16|32|64)|string))*",
         "NAME FIELD:TYPE..., TYPE as in u32, x32, s64, string",
         _ANY,
     ),
     "place": (
-        rf"{_NAME} (stores {_NAME}|probe {_NAME}( {_NAME}={_ARGUMENT})*)",
-        "NAME stores SYMBOL, or NAME probe PROBE FIELD=argN...",
+        rf"{_NAME} (stores {_NAME}|(probe|function) {_NAME}( {_NAME}={_ARGUMENT})*)",
+        "NAME stores SYMBOL, or NAME probe PROBE FIELD=argN..., or NAME function SYMBOL "
+        "FIELD=argN...",
         _ANY,
     ),
     "start": (_EVENT, "EVENT", _MUST),
@@ -226,6 +230,7 @@ class _Parser:
             name=name,
             about=" ".join(self.one("about")),
             fields=fields,
+            only=self.only(fields, {start, *ends, *resets}),
             start=start,
             ends=ends,
             end_value=end_value,
@@ -247,11 +252,30 @@ class _Parser:
             fields[name] = dict(word.split(":") for word in typed)
         return fields
 
+    def only(
+        self, fields: dict[str, dict[str, str]], needed: set[str]
+    ) -> dict[str, tuple[int, int]]:
+        only: dict[str, tuple[int, int]] = {}
+        of_set = False
+        for versions, *event in self.each("versions"):
+            first, _, last = versions.partition("-")
+            if not event:
+                if of_set:
+                    raise self.fail("'versions' of the set a second time")
+                of_set = True
+            elif event[0] in only:
+                raise self.fail(f"'versions' of '{event[0]}' a second time")
+            elif self.event(fields, event[0]) in needed:
+                raise self.fail(f"intervals need '{event[0]}' in all versions")
+            else:
+                only[event[0]] = int(first or 0), int(last or _NEWEST)
+        return only
+
     def check_places(self, fields: dict[str, dict[str, str]]) -> None:
         placed = set()
         for event, how, _, *given in self.each("place"):
             self.event(fields, event)
-            if how == "probe" and {g.partition("=")[0] for g in given} != set(
+            if how != "stores" and {g.partition("=")[0] for g in given} != set(
                 fields.get(event, ())
             ):
                 raise self.fail(f"a place of '{event}' must give each of its fields")
