@@ -1,6 +1,6 @@
 # Pairs what `trace-cmd report -t` prints: VALUE COUNT TOTAL_NS a line. Written against trace-cmd's text alone, so that
 # it is a witness for waitfold.
-#   postgres-12795 [000] 14842.880483146: w:  (55f6921b2c19) v=0x6000000 server=790988216
+#   postgres-12795 [000] 14842.880483146: w:  (55f6921b2c19) v=0x6000000
 #   postgres-12795 [000] 14842.890483146: sched_process_exit:  comm=postgres pid=12795 ...
 {
     tid = $1

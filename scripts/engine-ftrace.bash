@@ -24,17 +24,7 @@ engine_start() {
     ((! ring_bytes)) || kb=$(((ring_bytes >> 10) / cpus))
     tell buffer_size_kb "$kb"
     tell trace_clock mono
-    if [[ -n $pids ]]; then
-        tell options/event-fork 1
-        tell set_event_pid "${pids//,/ }"
-    else
-        tell events/sched/sched_process_fork/filter "parent_pid == $POSTMASTER"
-        # What else ends on this host concerns nobody who reads the capture.
-        tell events/sched/sched_process_exit/filter "comm == \"$(<"/proc/$POSTMASTER/comm")\""
-    fi
-    for event in "${events[@]}"; do
-        [[ -z $filter ]] || tell "events/$group/$event/filter" "$filter"
-    done
+    follow_recorded
     trace_head >"$capture/trace.head" || die "\"$capture/trace.head\" cannot be written"
     # Job control gives the drainer a process group of its own: Ctrl-C is for us, and we end it.
     set -m
@@ -47,6 +37,19 @@ engine_start() {
     for event in "${events[@]}"; do
         tell "events/$group/$event/enable" 1
     done
+}
+
+# follow_recorded: has ftrace record the processes named, or all of the server: its postmaster first, so that none is
+# born unseen while its children are listed. What the server runs besides, such as a shell, is of no interest.
+follow_recorded() {
+    if [[ -z $pids ]]; then
+        tell events/sched/sched_process_fork/filter "parent_pid == $POSTMASTER"
+        tell events/sched/sched_process_exit/filter "comm == \"$(<"/proc/$POSTMASTER/comm")\""
+        follow "$instance" "$POSTMASTER"
+    fi
+    processes
+    # shellcheck disable=SC2086 # words are wanted
+    follow "$instance" $REPLY
 }
 
 engine_running() { kill -0 "$drainer" 2>/dev/null; }

@@ -17,14 +17,11 @@ engine_start() {
     instance=${group/#waitfold_/waitfold_rec_}
     for event in "${events[@]}"; do
         options+=(-e "$group:$event")
-        [[ -z $filter ]] || options+=(-f "$filter")
     done
-    if [[ -n $pids ]]; then
-        options+=(-e sched:sched_process_fork -e sched:sched_process_exit -c -P "$pids")
-    else
-        options+=(-e sched:sched_process_fork -f "parent_pid == $POSTMASTER")
-        options+=(-e sched:sched_process_exit -f "comm == \"$(<"/proc/$POSTMASTER/comm")\"")
-    fi
+    options+=(-c -P "${pids:-$POSTMASTER}" -e sched:sched_process_fork)
+    [[ -n $pids ]] || options+=(-f "parent_pid == $POSTMASTER")
+    options+=(-e sched:sched_process_exit)
+    [[ -n $pids ]] || options+=(-f "comm == \"$(<"/proc/$POSTMASTER/comm")\"")
     # Job control gives trace-cmd a process group of its own: Ctrl-C is for us, and we end trace-cmd.
     set -m
     run_trace_cmd <&"$hold_reader" >"$capture/trace-cmd.log" 2>&1 {hold}>&- {clock}>&- &
@@ -33,6 +30,10 @@ engine_start() {
     for ((tries = 0; tries < 300; tries++)); do
         [[ ! -e $capture/begun ]] || {
             rm -- "$capture/begun"
+            # The postmaster's new children are followed by now; those it has come here.
+            processes
+            # shellcheck disable=SC2086 # words are wanted
+            follow "$TRACEFS/instances/$instance" $REPLY
             return 0
         }
         engine_running || die "trace-cmd could not record: $(trace_cmd_says). To mend it: use --engine ftrace, which makes the same file"

@@ -47,6 +47,17 @@ remove_dead_instances() {
     done
 }
 
+# follow INSTANCE PID...: adds them, and what they will fork, to those that ftrace records in the instance. A number
+# that is split between two writes would be two; each write takes the kernel some 20 ms.
+follow() {
+    local instance=$1 i
+    shift
+    echo 1 >"$instance/options/event-fork"
+    for ((i = 1; i <= $#; i += 100)); do
+        printf '%s ' "${@:i:100}" >>"$instance/set_event_pid"
+    done
+}
+
 # enabled GROUP: 0 unless every instance of ftrace says that all its events are off.
 enabled() {
     local file state
