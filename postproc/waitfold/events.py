@@ -616,21 +616,15 @@ class PerfSource:
         see(len(batch))
 
     def _tasks(self, piece: Piece) -> Transitions:
-        """Return FORK and EXIT records as transitions: pid, parent; tid, parent's; time."""
-        words = piece.words
-        at = np.array(piece.tasks, np.int64)
-        at = at[words[at] >> np.uint64(51) >= 4]
-        time = words[at + 3].view(np.int64)
-        pid = words[at + 1] & np.uint64(0xFFFF_FFFF)
-        tid = words[at + 2] & np.uint64(0xFFFF_FFFF)
+        """Return FORK and EXIT records as transitions."""
+        tasks = self.data.tasks(piece)
         # perf makes up a FORK at time 0 for each process that exists already.
-        real = np.flatnonzero((time > 0) & (pid <= PID_MAX) & (tid <= PID_MAX))
-        is_exit = words[at] & np.uint64(0xFFFF_FFFF) == perfdata.EXIT
+        real = np.flatnonzero((tasks.time_ns > 0) & (tasks.pid <= PID_MAX) & (tasks.tid <= PID_MAX))
         every = Transitions(
-            time,
-            tid << np.uint64(32) | pid,
-            np.zeros(len(at), np.uint32),
-            np.where(is_exit, np.uint8(EXIT), np.uint8(FORK)),
+            tasks.time_ns,
+            (tasks.tid << 32 | tasks.pid).view(np.uint64),
+            np.zeros(len(tasks.at), np.uint32),
+            np.where(tasks.is_exit, np.uint8(EXIT), np.uint8(FORK)),
         )
         return every.take(real)
 

@@ -112,6 +112,22 @@ class Piece:
     end: int  # offset in the file behind the last record
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """FORK and EXIT records, of the threads that begin and end.
+
+    `at` is where each begins in the piece's words; the others are what it says, with 64 bits each.
+    """
+
+    at: NDArray[np.int64]
+    is_exit: NDArray[np.bool_]
+    pid: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    parent_tid: NDArray[np.int64]
+    time_ns: NDArray[np.int64]
+
+
 def probe_fields(args: Sequence[tuple[str, str]]) -> dict[str, Field]:
     """Return where a uprobe's arguments are, given as (name, type), e.g. ("v", "u32").
 
@@ -299,6 +315,16 @@ class PerfData:
         short = piece.words[at] >> np.uint64(51) < words
         if short.any():
             raise self.damaged(piece, at, short, "is too short for what its event records")
+
+    def tasks(self, piece: Piece) -> Tasks:
+        """Return a piece's FORK and EXIT records, but for those that are too short."""
+        at = np.array(piece.tasks, np.int64)
+        at = at[piece.words[at] >> np.uint64(51) >= 4]
+        # pid, parent; tid, parent's; time: perf_event_task_output in kernel/events/core.c
+        heads, pids, tids, times = (piece.words[at + i] for i in range(4))
+        low, half = np.uint64(0xFFFF_FFFF), np.uint64(32)
+        parts = (part.view(np.int64) for p in (pids, tids) for part in (p & low, p >> half))
+        return Tasks(at, heads & low == EXIT, *parts, times.view(np.int64))
 
     def damaged(
         self, piece: Piece, at: NDArray[np.int64], bad: NDArray[np.bool_], why: str

@@ -33,7 +33,6 @@ from waitfold.events import (
     in_order,
     joined,
 )
-from waitfold.perfdata import FORK as FORK_RECORD
 from waitfold.perfdata import PerfData
 
 _UNDECODED = 0xFFFF_FFFF
@@ -193,15 +192,12 @@ def read_attached(path: Path) -> list[Attachment]:
 def births(file: Path, parent: int) -> list[tuple[int, int]]:
     """Return pid and time in ns of a process's children that were born while perf recorded it."""
     found: list[tuple[int, int]] = []
-    for piece in PerfData(file).pieces():
-        at = np.array(piece.tasks, np.int64)
-        at = at[piece.words[at] >> np.uint64(51) >= 4]
-        heads, pids, tids, times = (piece.words[at + i] for i in range(4))
-        low = np.uint64(0xFFFF_FFFF)
-        # pid, parent; tid, parent's; time: perf_event_task_output in kernel/events/core.c
-        born = (heads & low == FORK_RECORD) & (pids >> np.uint64(32) == parent) & (times > 0)
-        born &= pids & low == tids & low
-        found += zip((pids[born] & low).tolist(), times[born].tolist(), strict=True)
+    data = PerfData(file)
+    for piece in data.pieces():
+        tasks = data.tasks(piece)
+        born = ~tasks.is_exit & (tasks.parent == parent) & (tasks.time_ns > 0)
+        born &= tasks.pid == tasks.tid
+        found += zip(tasks.pid[born].tolist(), tasks.time_ns[born].tolist(), strict=True)
     return found
 
 
