@@ -21,6 +21,7 @@ from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
 from waitfold.profile import read_profile
 from waitfold.show import fold, text
+from waitfold.show.timeline import timeline
 
 SCRIPTS = {
     "record": "record a running server into a capture",
@@ -65,6 +66,12 @@ examples:
 examples:
   waitfold flamegraph waits-db1 -o waits.svg
   waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, slow checkout'""",
+    "timeline": """\
+examples:
+  waitfold timeline waits-db1 -o waits.svg
+      columns of a two-hundredth of the recording or so
+  waitfold timeline waits-db1 -o convoy.svg --from 3.2 --to 3.7
+      half a second of it, by the millisecond""",
 }
 
 
@@ -170,6 +177,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     graph.add_argument("-o", metavar="FILE.svg", required=True, help="replaced if it exists")
     graph.add_argument("--title", help="default: version and name of the capture")
+    picture = _verb(
+        verbs,
+        "timeline",
+        _timeline,
+        "a heat map of the waits over time, and what each process did (SVG)",
+        "Above: time by length of wait, the colour is the time waited; idle waits are left out. "
+        "Below: a lane for each of the processes that did most, and one for all others.",
+    )
+    picture.add_argument("-o", metavar="FILE.svg", required=True, help="replaced if it exists")
+    picture.add_argument("--title", help="default: version and name of the capture")
+    picture.add_argument(
+        "--from",
+        dest="from_s",
+        metavar="SECONDS",
+        type=float,
+        help="draw from here on, counted from the start of the recording",
+    )
+    picture.add_argument("--to", dest="to_s", metavar="SECONDS", type=float, help="draw until here")
+
     for verb in (stacks, graph):
         verb.add_argument("--idle", action="store_true", help="idle waits too")
     for verb in (rows, stacks, graph):
@@ -302,6 +328,18 @@ def _flamegraph(options: argparse.Namespace) -> None:
     svg = fold.flamegraph(_stacks(capture, options), title)
     with _replacing(Path(options.o)) as file:
         file.write(svg)
+
+
+def _timeline(options: argparse.Namespace) -> None:
+    capture = _open(options)
+    title = options.title
+    if title is None:
+        title = f"Waits of PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
+    svg, warnings = timeline(capture, title, options.from_s, options.to_s, _progress())
+    with _replacing(Path(options.o)) as file:
+        file.write(svg.encode())
+    for warning in warnings:
+        _complain(f"warning: {warning}")
 
 
 def _stacks(capture: Capture, options: argparse.Namespace) -> str:

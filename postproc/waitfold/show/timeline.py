@@ -1,0 +1,646 @@
+"""A picture of a capture over time: a heat map of its waits above a lane for each process.
+
+Both are histograms over the same columns of time, so the size of the picture does not grow with
+the capture. The heat map is that of Gregg (Communications of the ACM 53(7), 2010), but for
+its colour: a wait is spread over the columns that it lasted, so that colour is time and a wait of
+seconds is as visible as a million short ones. A lane's column shows all that the process did
+then, in proportion.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waitfold.analysis import Progress, intervals
+from waitfold.backends import KINDS, POSTMASTER, UNKNOWN, Backend
+from waitfold.capture import Capture
+from waitfold.errors import Misuse, WaitfoldError
+from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, join
+from waitfold.pair import Intervals
+from waitfold.show import palette
+from waitfold.show.text import human, one_line, seconds
+from waitfold.waitevents import is_idle
+
+COLUMNS_MAX, LANES_MAX = 250, 32
+"""At most so many columns of time and lanes: with all in use the SVG stays below 1 MB."""
+
+CUT_ROW = 64
+"""Row of the heat map, above those of 2**0 to 2**63 ns, of waits whose length is not known."""
+
+_ROWS = CUT_ROW + 1
+_EVENTS_MAX = 256  # of which the heat map tells the time apart
+_CHUNK = 1 << 20  # segments
+
+STATES = [*palette.COLOURS, palette.UNSEEN]
+"""What a process may be doing, from the bottom of a lane to its top."""
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of time, of `width_ns` each, counted from the beginning of the recording.
+
+    They cover `start_ns` to `end_ns`; the first and the last may be cut by that. `base_ns` is
+    when the recording began.
+    """
+
+    base_ns: int
+    start_ns: int
+    end_ns: int
+    width_ns: int
+
+    @property
+    def first(self) -> int:
+        """The number of the first column, counted from `base_ns`."""
+        return (self.start_ns - self.base_ns) // self.width_ns
+
+    @property
+    def count(self) -> int:
+        """Number of columns."""
+        return (self.end_ns - 1 - self.base_ns) // self.width_ns + 1 - self.first
+
+    @property
+    def edges(self) -> Counts:
+        """Where the columns begin, and the last one ends, in ns; inside start and end."""
+        edges = self.base_ns + (self.first + np.arange(self.count + 1)) * self.width_ns
+        return np.clip(edges, self.start_ns, self.end_ns)
+
+    def of(self, time_ns: Counts) -> Counts:
+        """Return the columns of times; what is outside is in the first or the last."""
+        place = (time_ns - self.base_ns) // self.width_ns - self.first
+        return np.clip(place, 0, self.count - 1)
+
+    def spread(self, row: Counts, start_ns: Counts, end_ns: Counts, rows: int) -> Counts:
+        """Return the time in ns, (rows, count), that intervals spent in each column.
+
+        `row` says of each interval to which row its time is added.
+        """
+        start_ns, end_ns = np.maximum(start_ns, self.start_ns), np.minimum(end_ns, self.end_ns)
+        some = end_ns > start_ns
+        row, start_ns, end_ns = row[some], start_ns[some], end_ns[some]
+        first, last = self.of(start_ns), self.of(end_ns - 1)
+        edges = self.edges
+        # In its last column until its end, in its first from its start; between them all of it.
+        size = rows * (self.count + 1)
+        at = row * (self.count + 1)
+        time = np.bincount(at + last, end_ns - np.maximum(edges[last], start_ns), size)
+        long = np.flatnonzero(last > first)
+        at, first, last, start_ns = at[long], first[long], last[long], start_ns[long]
+        time += np.bincount(at + first, edges[first + 1] - start_ns, size)
+        whole = np.bincount(at + first + 1, minlength=size) - np.bincount(at + last, minlength=size)
+        whole = np.cumsum(whole.reshape(rows, self.count + 1), axis=1)[:, :-1]
+        # Doubles hold the sums of a batch exactly: 2**53 ns are 104 days.
+        sums = np.rint(time).astype(np.int64).reshape(rows, self.count + 1)[:, :-1]
+        spread: Counts = sums + whole * np.diff(edges)
+        return spread
+
+
+class Heat:
+    """Waits by column of time and by length, in octaves: row i is of 2**i to below 2**(i+1) ns.
+
+    `counts` has the waits that ended in a column, `time_ns` by wait event the time that was
+    waited in it, -1 standing for events beyond the first 256; both are (65, columns). Row 64 is
+    of waits that the window or a loss cut.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.counts = np.zeros((_ROWS, columns.count), np.int64)
+        self.time_ns: dict[int, Counts] = {}
+
+    def add(self, batch: Intervals) -> None:
+        """Add intervals."""
+        columns = self.columns
+        end_ns = batch.start_ns + batch.dur_ns
+        row = np.where(batch.flags > 0, CUT_ROW, np.frexp(np.maximum(batch.dur_ns, 1))[1] - 1)
+        inside = (end_ns >= columns.start_ns) & (end_ns <= columns.end_ns)
+        at = row[inside] * columns.count + columns.of(end_ns[inside] - 1)
+        self.counts += np.bincount(at, minlength=self.counts.size).reshape(self.counts.shape)
+        values, code = np.unique(batch.value, return_inverse=True)
+        rows = code * _ROWS + row
+        time = columns.spread(rows, batch.start_ns, end_ns, len(values) * _ROWS)
+        for value, part in zip(values.tolist(), time.reshape(-1, *self.counts.shape), strict=True):
+            if value not in self.time_ns and len(self.time_ns) >= _EVENTS_MAX:
+                value = -1
+            self.time_ns[value] = self.time_ns.get(value, 0) + part
+
+    @property
+    def total_ns(self) -> Counts:
+        """Time waited, (65, columns)."""
+        return sum(self.time_ns.values(), np.zeros_like(self.counts))
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A process, or several: `time_ns` is (states, columns)."""
+
+    label: str
+    about: str
+    time_ns: Counts
+    processes: int = 1
+
+
+def timeline(
+    capture: Capture,
+    title: str,
+    from_s: float | None = None,
+    to_s: float | None = None,
+    progress: Progress | None = None,
+) -> tuple[str, list[str]]:
+    """Return the SVG, below 1 MB, and what to warn of.
+
+    `from_s` and `to_s` are seconds since the recording began, by default all of it.
+
+    Raises
+    ------
+    WaitfoldError
+        There is nothing to draw.
+    Misuse
+        There is nothing between `from_s` and `to_s`.
+
+    """
+    joined = join(capture, progress)
+    columns = _columns(joined, from_s, to_s)
+    stream, batches = intervals(capture, progress)
+    heat = Heat(columns)
+    for batch in batches:
+        heat.add(batch.take(np.flatnonzero(~is_idle(batch.value))))
+    lanes = _lanes(joined, columns)
+    if not lanes:
+        raise WaitfoldError(f"nothing to draw: no process of the server is in {capture.path}")
+    lost = _lost(columns, stream.gaps)
+    about = (
+        f"{seconds(joined.end_ns - joined.start_ns)} from {capture.manifest['started']}"
+        if "started" in capture.manifest
+        else seconds(joined.end_ns - joined.start_ns)
+    )
+    if stream.lost:
+        about += f"; {stream.lost} samples lost"
+    svg = _svg(title, about, heat, lanes, lost, capture.events.label)
+    return svg, list(dict.fromkeys([*joined.warnings, *stream.warnings]))
+
+
+def _columns(joined: Joined, from_s: float | None, to_s: float | None) -> Columns:
+    base, length = joined.start_ns, joined.end_ns - joined.start_ns
+    if not length:
+        raise WaitfoldError(f"nothing to draw: {joined.capture.path} holds no time at all")
+    begin = 0.0 if from_s is None else from_s
+    end = length / 1e9 if to_s is None else min(to_s, length / 1e9)
+    if not 0 <= begin < end:
+        raise Misuse(
+            f"there is nothing between --from {begin:g} and --to {end:g}: "
+            f"the recording is {seconds(length)} long"
+        )
+    start_ns = base + math.floor(begin * 1e9)
+    end_ns = base + (length if end * 1e9 >= length else math.ceil(end * 1e9))
+    return Columns(base, start_ns, end_ns, _step(end_ns - start_ns, COLUMNS_MAX))
+
+
+def _step(length: int, at_most: int) -> int:
+    """Return the least of 1, 2, 5, 10, 20 ... of which at most so many make up the length."""
+    power = 1
+    while True:
+        for step in (power, 2 * power, 5 * power):
+            if step * at_most >= length:
+                return step
+        power *= 10
+
+
+def _lost(columns: Columns, gaps: Iterable[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return the columns in which samples were lost."""
+    lost = np.zeros(columns.count, np.bool_)
+    for start, end in gaps:
+        if start < columns.end_ns and end > columns.start_ns:
+            first, last = columns.of(np.array([start, min(end, columns.end_ns) - 1])).tolist()
+            lost[first : last + 1] = True
+    return lost
+
+
+def _lanes(joined: Joined, columns: Columns) -> list[Lane]:
+    """Return a lane for each of the processes that did most, and one for all others together."""
+    segments = joined.segments
+    pids, heads = np.unique(segments.pid, return_index=True)
+    backends = [joined.backends.get(pid, Backend(UNKNOWN)) for pid in pids.tolist()]
+    wanted = np.array([b.type != POSTMASTER for b in backends], np.bool_)
+    busy = np.zeros(len(pids), np.int64)
+    lived = np.zeros(len(pids), np.int64)
+    whole = Columns(columns.base_ns, columns.start_ns, columns.end_ns, columns.end_ns)
+    resting = [STATES.index(state) for state in (palette.IDLE, palette.UNSEEN)]
+    chunks = [slice(i, i + _CHUNK) for i in range(0, len(segments), _CHUNK)]
+    for chunk in chunks:
+        row = np.searchsorted(pids, segments.pid[chunk])
+        first, end = int(row[0]), int(row[-1]) + 1
+        times = _times(joined, chunk, row - first, end - first, whole)[:, :, 0]
+        lived[first:end] += times.sum(axis=1)
+        busy[first:end] += times.sum(axis=1) - times[:, resting].sum(axis=1)
+    found = np.flatnonzero(wanted & (lived > 0))
+    best = found[np.argsort(-busy[found], kind="stable")]
+    if len(best) > LANES_MAX:
+        best = best[: LANES_MAX - 1]
+    order = sorted(
+        best.tolist(),
+        key=lambda i: (
+            KINDS.index(backends[i].kind),
+            backends[i].type,
+            segments.start_ns[heads[i]],
+        ),
+    )
+    # Each process's lane; the last is of all others, and what is of none is below that.
+    place = np.full(len(pids), len(order) + 1, np.int64)
+    place[found] = len(order)
+    place[order] = np.arange(len(order))
+    times = np.zeros((len(order) + 2, len(STATES), columns.count), np.int64)
+    for chunk in chunks:
+        row = place[np.searchsorted(pids, segments.pid[chunk])]
+        times += _times(joined, chunk, row, len(times), columns)
+    lanes = []
+    for i, time in zip(order, times, strict=False):
+        backend, pid = backends[i], int(pids[i])
+        who = " ".join(filter(None, (backend.who, getattr(backend, "application", ""))))
+        label = f"{pid} {who or backend.type}"
+        lanes.append(Lane(label, f"{pid} {backend.type} {who}".rstrip(), time))
+    if more := len(found) - len(order):
+        name = f"{more} other processes"
+        lanes.append(Lane(name, name, times[len(order)], more))
+    return lanes
+
+
+def _times(joined: Joined, chunk: slice, row: Counts, rows: int, columns: Columns) -> Counts:
+    """Return the time, (rows, states, columns), that segments spent in each state."""
+    segments = joined.segments.take(chunk)
+    values, code = np.unique(segments.value, return_inverse=True)
+    of_value = np.array([_state(value, joined.capture.events.label) for value in values.tolist()])
+    waits = of_value[code]
+    run, none = segments.run, segments.value == 0
+    state = np.select(
+        [run == ON_CPU, run == RUN_QUEUE, (run == BLOCKED) & none],
+        [STATES.index(s) for s in (palette.ON_CPU, palette.RUN_QUEUE, palette.NO_EVENT)],
+        waits,
+    )
+    time = columns.spread(
+        row * len(STATES) + state, segments.start_ns, segments.end_ns, rows * len(STATES)
+    )
+    return time.reshape(rows, len(STATES), -1)
+
+
+def _state(value: int, label: Callable[[int], tuple[str, str]]) -> int:
+    """Return the state of a process that blocked in a wait, or of which only that is known."""
+    if value == UNSEEN:
+        return STATES.index(palette.UNSEEN)
+    if value == 0:
+        return STATES.index(palette.NOT_WAITING)
+    if is_idle(value):
+        return STATES.index(palette.IDLE)
+    class_ = label(value)[0]
+    return STATES.index(class_ if class_ in palette.COLOURS else palette.OTHER)
+
+
+_WIDTH, _LEFT, _PLOT = 1200, 236, 940
+_ROW, _LANE, _PITCH = 9, 16, 19
+_UNITS = 2 * _LANE  # a lane's height is drawn in steps of half a pixel
+_LEVELS = len(palette.HEAT)
+_TIPS_MAX = 2000
+_LABEL = 36  # characters
+
+Label = Callable[[int], tuple[str, str]]
+
+
+def _svg(
+    title: str,
+    about: str,
+    heat: Heat,
+    lanes: Sequence[Lane],
+    lost: NDArray[np.bool_],
+    label: Label,
+) -> str:
+    columns = heat.columns
+    time = heat.total_ns
+    waits = int(heat.counts[:CUT_ROW].sum())
+    cut = int(heat.counts[CUT_ROW].sum())
+    about += f"; {waits} waits that ended and {cut} that were cut, {human(time.sum())} together"
+    body = [
+        _text(20, 28, title, "big"),
+        _text(20, 48, f"{about}; idle waits left out. Columns of {human(columns.width_ns)}."),
+    ]
+    top = 92
+    body.append(_text(20, top - 14, "How long waits were, and how much time went into them"))
+    body += _heat_legend(time, columns, top - 26)
+    height = _draw_heat(body, heat, lost, label, top)
+    body += _time_axis(columns, top, top + height)
+    top += height + 74
+    body.append(_text(20, top - 14, "What processes did, in shares of each column"))
+    legend, lines = _lane_legend(lanes, top)
+    body += legend
+    top += lines
+    body += _draw_lanes(columns, lanes, top)
+    bottom = top + len(lanes) * _PITCH
+    body += _time_axis(columns, top, bottom)
+    size = bottom + 56
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {size}" width="{_WIDTH}" '
+        f'height="{size}" role="img"><title>{_escaped(title)}</title>{_style(columns)}'
+        f'<rect class="ground" width="{_WIDTH}" height="{size}"/>'
+    )
+    return "\n".join([head, *body, "</svg>\n"])
+
+
+def _style(columns: Columns) -> str:
+    classes = {"ground": palette.GROUND, "ink": palette.INK, "faint": palette.FAINT}
+    classes |= {f"h{i}": colour for i, colour in enumerate(palette.HEAT)}
+    classes |= {f"s{i}": palette.COLOURS[s] for i, s in enumerate(STATES[:-1])}
+
+    def rules(ground: str) -> str:
+        return "".join(f".{name}{{fill:{getattr(c, ground)}}}" for name, c in classes.items())
+
+    # Hatched in the same way where the drawing is in units of columns and of half pixels.
+    hatch = (
+        '<pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="{}rotate(45)"><path class="ink" opacity=".6" d="M0 0h1.5v6h-1.5z"/>'
+        "</pattern>"
+    )
+    unscaled = f"scale({1 / _scale(columns):.6g} {_UNITS / _LANE:g}) "
+    return (
+        "<style>text{font:12px sans-serif}.big{font-size:17px}.small{font-size:11px}"
+        ".end{text-anchor:end}.mid{text-anchor:middle}.cells{shape-rendering:crispEdges}"
+        f".tip{{fill:none;pointer-events:all}}.lost{{fill:url(#lost)}}.s{len(STATES) - 1}"
+        f"{{fill:url(#unseen)}}{rules('light')}"
+        f"@media (prefers-color-scheme:dark){{{rules('dark')}}}</style><defs>"
+        f"{hatch.format('lost', '')}{hatch.format('unseen', unscaled)}"
+        f'<clipPath id="plot"><rect x="{_LEFT}" width="{_PLOT}" height="9999"/></clipPath></defs>'
+    )
+
+
+def _scale(columns: Columns) -> float:
+    """Return the width of a column in pixels."""
+    return _PLOT * columns.width_ns / (columns.end_ns - columns.start_ns)
+
+
+def _x(columns: Columns, time_ns: float) -> float:
+    return _LEFT + _PLOT * (time_ns - columns.start_ns) / (columns.end_ns - columns.start_ns)
+
+
+def _in_columns(columns: Columns, top: float, scale_y: float) -> str:
+    """Return the start of a group in which x counts columns."""
+    x = _x(columns, columns.base_ns + columns.first * columns.width_ns)
+    return (
+        f'<g class="cells" clip-path="url(#plot)"><g transform="translate({x:.3f} {top:g}) '
+        f'scale({_scale(columns):.6f} {scale_y:g})">'
+    )
+
+
+def _draw_heat(body: list[str], heat: Heat, lost: NDArray[np.bool_], label: Label, top: int) -> int:
+    """Draw the heat map; return its height."""
+    columns, time = heat.columns, heat.total_ns
+    used = np.flatnonzero(
+        (time[:CUT_ROW] > 0).any(axis=1) | (heat.counts[:CUT_ROW] > 0).any(axis=1)
+    )
+    low, high = (int(used[0]), int(used[-1])) if len(used) else (10, 20)
+    # From a power of ten to one, so that the axis has labels.
+    low = int(math.log2(10 ** math.floor(math.log10(2**low))))
+    high = math.ceil(math.log2(10 ** math.ceil(math.log10(2 ** (high + 1))))) - 1
+    cut_height = _ROW + 6
+    height = (high + 1 - low) * _ROW + cut_height
+
+    def y(row: int) -> int:
+        return 0 if row == CUT_ROW else cut_height + (high - row) * _ROW
+
+    body.append(
+        f'<rect class="faint" opacity=".25" x="{_LEFT}" y="{top}" width="{_PLOT}" '
+        f'height="{height}"/>'
+    )
+    for power in range(math.ceil(math.log10(2**low)), 20):
+        at = top + cut_height + (high + 1 - math.log2(10**power)) * _ROW
+        if at < top + cut_height - 1:
+            break
+        body.append(f'<path class="faint" d="M{_LEFT} {at:.1f}h{_PLOT}v1h-{_PLOT}z"/>')
+        body.append(_text(_LEFT - 6, at + 4, human(10**power), "end"))
+    body.append(
+        f"<g>{_text(_LEFT - 6, top + _ROW, 'cut, length unknown', 'end')}"
+        f"{_tip('under way when the recording began or ended, or when samples were lost')}</g>"
+    )
+    if not time.any():
+        body.append(_text(_LEFT + _PLOT / 2, top + height / 2, "no waits but idle ones", "mid"))
+    sessions = time / np.maximum(np.diff(columns.edges), 1)
+    exponent = _top_exponent(sessions)
+    level = np.floor(2 * np.log10(np.maximum(sessions, 1e-300))) - exponent + _LEVELS
+    level = np.clip(level, 0, _LEVELS - 1).astype(int)
+    events = np.array(list(heat.time_ns), np.int64)
+    stack = np.stack([heat.time_ns[v] for v in events.tolist()]) if len(events) else None
+    rows, cells = np.nonzero((time > 0) | (heat.counts > 0))
+    told = np.zeros(time.shape, np.bool_)
+    most = np.argsort(-time[rows, cells], kind="stable")[:_TIPS_MAX]
+    told[rows[most], cells[most]] = True
+    body.append(_in_columns(columns, top, 1))
+    plain: dict[int, list[str]] = {}
+    for row, cell in zip(rows.tolist(), cells.tolist(), strict=True):
+        box = f"M{cell} {y(row)}h1v{_ROW}h-1z"
+        if not told[row, cell]:
+            plain.setdefault(int(level[row, cell]), []).append(box)
+            continue
+        ns = int(time[row, cell])
+        what = f"{_span(columns, cell, cell + 1)}, {_length(row)}: {heat.counts[row, cell]} waits "
+        what += f"ended, {_exact(ns)} waited"
+        if stack is not None and ns:
+            of = stack[:, row, cell]
+            i = int(of.argmax())
+            name = ":".join(label(int(events[i]))) if events[i] >= 0 else "others"
+            what += f", {_percent(int(of[i]), ns)} {name}"
+        body.append(f'<path class="h{level[row, cell]}" d="{box}">{_tip(what)}</path>')
+    rest = "too little for a figure of its own: zoom in with --from and --to"
+    for i, boxes in sorted(plain.items()):
+        body.append(f'<path class="h{i}" d="{"".join(boxes)}">{_tip(rest)}</path>')
+    body.append("</g></g>")
+    for first, last in _runs(lost):
+        x, end = _x(columns, columns.edges[first]), _x(columns, columns.edges[last])
+        body.append(
+            f'<rect class="lost" x="{x:.1f}" y="{top}" width="{end - x:.1f}" height="{height}">'
+            f"{_tip(f'{_span(columns, first, last)}: samples were lost')}</rect>"
+        )
+    return height
+
+
+def _top_exponent(sessions: NDArray[np.float64]) -> int:
+    """Return twice the power of ten at which the colours end."""
+    most = sessions.max(initial=0.0)
+    return math.floor(2 * math.log10(most)) + 1 if most > 0 else 0
+
+
+def _heat_legend(time: Counts, columns: Columns, top: int) -> list[str]:
+    exponent = _top_exponent(time / np.maximum(np.diff(columns.edges), 1))
+    size = 40
+    x = _LEFT + _PLOT - _LEVELS * size
+    parts = [_text(x - 10, top + 10, "processes waiting, on average in the cell", "end small")]
+    for i in range(_LEVELS):
+        parts.append(
+            f'<rect class="h{i}" x="{x + i * size}" y="{top}" width="{size}" height="10"/>'
+        )
+        twice = exponent - _LEVELS + i
+        if i and twice % 2 == 0:
+            at = x + i * size
+            parts.append(_text(at, top + 22, f"{10.0 ** (twice // 2):g}", "mid small"))
+    return parts
+
+
+def _lane_legend(lanes: Sequence[Lane], top: int) -> tuple[list[str], int]:
+    """Return the legend of the states that occur, and its height."""
+    total = sum((lane.time_ns.sum(axis=1) for lane in lanes), np.zeros(len(STATES), np.int64))
+    parts, x, y = [], 20, top
+    for i in np.flatnonzero(total).tolist():
+        width = 34 + 7 * len(STATES[i])
+        if x + width > _WIDTH - 20:
+            x, y = 20, y + 20
+        parts.append(
+            f'<g><rect class="s{i} cells" x="{x}" y="{y}" width="14" height="12"/>'
+            f"{_text(x + 20, y + 10, STATES[i])}"
+            f"{_tip(f'{STATES[i]}: {_exact(int(total[i]))} in all')}</g>"
+        )
+        x += width
+    return parts, y - top + 24
+
+
+def _draw_lanes(columns: Columns, lanes: Sequence[Lane], top: int) -> list[str]:
+    body = []
+    slices = _slices(columns)
+    for i, lane in enumerate(lanes):
+        y = top + i * _PITCH
+        about = one_line(lane.about, 200)
+        body.append(
+            f"<g>{_text(_LEFT - 6, y + 12, one_line(lane.label, _LABEL), 'end small')}"
+            f"{_tip(f'{about}: {_shares(lane.time_ns.sum(axis=1))}')}</g>"
+        )
+        body.append(_in_columns(columns, y, _LANE / _UNITS))
+        heights = _heights(lane.time_ns, np.diff(columns.edges) * lane.processes)
+        # Each state is drawn from the ground to its top; those below it then cover the rest.
+        for state in range(len(STATES) - 1, -1, -1):
+            if lane.time_ns[state].any():
+                body.append(f'<path class="s{state}" d="{_area(heights[state])}"/>')
+        for first, last in slices:
+            shares = _shares(lane.time_ns[:, first:last].sum(axis=1))
+            if shares:
+                what = f"{about}\n{_span(columns, first, last)}: {shares}"
+                body.append(
+                    f'<path class="tip" d="M{first} 0h{last - first}v{_UNITS}h{first - last}z">'
+                    f"{_tip(what)}</path>"
+                )
+        body.append("</g></g>")
+    return body
+
+
+def _heights(time_ns: Counts, whole_ns: Counts) -> Counts:
+    """Return the tops, (states, columns) from 0 to 32, of the states stacked in their order.
+
+    Each state that occurs in a column is at least 1 high, so that it can be seen.
+    """
+    whole = np.maximum(whole_ns, 1)
+    tops = np.rint(np.cumsum(time_ns, axis=0) * _UNITS / whole).astype(np.int64)
+    some = (time_ns > 0).astype(np.int64)
+    for state in range(len(tops)):
+        below = tops[state - 1] if state else 0
+        tops[state] = np.maximum(tops[state], below + some[state])
+    room = np.full(tops.shape[1], _UNITS)
+    for state in range(len(tops) - 1, -1, -1):
+        tops[state] = np.minimum(tops[state], room)
+        room = tops[state] - some[state]
+    return tops
+
+
+def _area(tops: Counts) -> str:
+    """Return the path of a step line over the columns, closed along the ground."""
+    heads = np.flatnonzero(np.append(True, tops[1:] != tops[:-1]))
+    lengths = np.diff(np.append(heads, len(tops)))
+    rises = np.diff(tops[heads], prepend=0)
+    steps = [f"v{-rise}h{n}" for rise, n in zip(rises.tolist(), lengths.tolist(), strict=True)]
+    return f"M0 {_UNITS}{''.join(steps)}V{_UNITS}z"
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return where runs of True begin, and end."""
+    change = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return list(zip(change[::2].tolist(), change[1::2].tolist(), strict=True))
+
+
+def _ticks(columns: Columns) -> tuple[int, list[int]]:
+    """Return the distance of the axis's ticks, and the ticks, in ns from the recording's start."""
+    step = _step(columns.end_ns - columns.start_ns, 10)
+    first = -(-(columns.start_ns - columns.base_ns) // step)
+    last = (columns.end_ns - columns.base_ns) // step
+    return step, [i * step for i in range(first, last + 1)]
+
+
+def _slices(columns: Columns) -> list[tuple[int, int]]:
+    """Return the columns between ticks."""
+    inner = columns.of(np.array(_ticks(columns)[1], np.int64) + columns.base_ns)
+    edges = np.unique(np.concatenate([[0], inner, [columns.count]])).tolist()
+    return list(pairwise(edges))
+
+
+def _time_axis(columns: Columns, top: float, bottom: float) -> list[str]:
+    """Return ticks with their labels below a plot, and lines through it."""
+    step, ticks = _ticks(columns)
+    parts = []
+    for tick in ticks:
+        x = _x(columns, columns.base_ns + tick)
+        parts.append(
+            f'<path class="ink" opacity=".15" d="M{x:.1f} {top:g}h.7V{bottom:g}h-.7z"/>'
+            f'<path class="ink" d="M{x:.1f} {bottom:g}h1v5h-1z"/>'
+        )
+        parts.append(_text(x, bottom + 18, _at(tick, step), "mid"))
+    parts.append(_text(_LEFT + _PLOT / 2, bottom + 36, "seconds since the recording began", "mid"))
+    return parts
+
+
+def _at(ns: int, step: int) -> str:
+    """Return seconds with as many digits as steps of `step` need."""
+    return f"{ns / 1e9:.{max(0, 9 - (len(str(step)) - 1))}f}"
+
+
+def _span(columns: Columns, first: int, last: int) -> str:
+    edges = columns.edges - columns.base_ns
+    start, end = (_at(int(edges[i]), columns.width_ns) for i in (first, last))
+    return f"{start} to {end} s"
+
+
+def _length(row: int) -> str:
+    return "cut" if row == CUT_ROW else f"{human(2**row)} to {human(2 ** (row + 1))}"
+
+
+def _exact(ns: int) -> str:
+    return f"{ns / 1e6:.6f} ms"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %" if whole else "0 %"
+
+
+def _shares(time_ns: Counts) -> str:
+    """Return the time in each state that occurs, the greatest first."""
+    whole = int(time_ns.sum())
+    order = np.argsort(-time_ns, kind="stable").tolist()
+    return ", ".join(
+        f"{STATES[i]} {_exact(int(time_ns[i]))} ({_percent(int(time_ns[i]), whole)})"
+        for i in order
+        if time_ns[i]
+    )
+
+
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    kind = f"ink {style}".rstrip()
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{_escaped(text)}</text>'
+
+
+def _tip(text: str) -> str:
+    return f"<title>{_escaped(text)}</title>"
+
+
+def _escaped(text: str) -> str:
+    """Return a text as XML; of what cannot be printed only line ends stay."""
+    printable = "".join(c if c == "\n" or c.isprintable() else "?" for c in text)
+    return html.escape(printable, quote=False)
