@@ -312,6 +312,29 @@ def waits(capture: Path, condition: str | None = None) -> Any:
     return table.query(condition) if condition else table
 
 
+SLEEPS, LOCKS = 23, 7
+"""What prime_workload() makes, in prime numbers."""
+
+
+def prime_workload(holder: Psql, sleeper: Psql) -> None:
+    """Sleep 53 ms, and wait for the holder's row lock, each a known number of times."""
+    for _ in range(SLEEPS):
+        sleeper.run("SELECT pg_sleep(0.053)")
+    for _ in range(LOCKS):
+        holder.run("BEGIN")
+        holder.run("SELECT FROM locked FOR UPDATE")
+        sleeper.send("SELECT FROM locked FOR UPDATE")
+        time.sleep(0.05)
+        holder.run("COMMIT")
+        sleeper.wait()
+
+
+def manifest(capture: Path) -> dict[str, str]:
+    """The manifest of a capture; of two lines with a key the second counts."""
+    lines = (capture / "manifest").read_text().splitlines()
+    return dict(line.split("\t", 1) for line in lines)
+
+
 def sleeps(capture: Path, pid: int) -> Any:
     """How long each pg_sleep of a backend was, in ns.
 

@@ -17,6 +17,7 @@ from conftest import (
     Cluster,
     Recorder,
     known_sites,
+    manifest,
     report,
     run,
     sleeps,
@@ -26,12 +27,6 @@ from conftest import (
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PROBES = SCRIPTS / "waitfold-probes"
-
-
-def manifest(capture: Path) -> dict[str, str]:
-    """The manifest of a capture; of two lines with a key the second counts."""
-    lines = (capture / "manifest").read_text().splitlines()
-    return dict(line.split("\t", 1) for line in lines)
 
 
 def instance(recorder: Recorder) -> Path:

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import (
+    LOCKS,
     SCRIPTS,
+    SLEEPS,
     Cluster,
     Recorder,
     count,
     known_sites,
     perf_of,
+    prime_workload,
     report,
     run,
     sleeps,
@@ -99,15 +102,7 @@ def test_prime_numbers(cluster: Cluster, tmp_path: Path) -> None:
         with cluster.session() as new:
             until_attached(capture, old.pid, new.pid)
             for sleeper in (old, new):
-                for _ in range(23):
-                    sleeper.run("SELECT pg_sleep(0.053)")
-                for _ in range(7):
-                    holder.run("BEGIN")
-                    holder.run("SELECT FROM locked FOR UPDATE")
-                    sleeper.send("SELECT FROM locked FOR UPDATE")
-                    time.sleep(0.05)
-                    holder.run("COMMIT")
-                    sleeper.wait()
+                prime_workload(holder, sleeper)
             assert recorder.end() == 0, recorder.said
             pids = {"old": old.pid, "new": new.pid}
     result = report(capture)
@@ -117,10 +112,10 @@ def test_prime_numbers(cluster: Cluster, tmp_path: Path) -> None:
     for name, pid in pids.items():
         rows = waits(capture, f"pid == {pid} and flags == ''")
         slept = sleeps(capture, pid)
-        assert len(slept) == 23, name
+        assert len(slept) == SLEEPS, name
         assert slept.min() >= 53_000_000
         locks = rows[(rows["class"] == "Lock") & (rows["name"] == "transactionid")]
-        assert len(whole_waits(locks)) == 7, name
+        assert len(whole_waits(locks)) == LOCKS, name
 
 
 def test_new_backends(cluster: Cluster, tmp_path: Path) -> None:

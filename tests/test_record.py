@@ -13,15 +13,19 @@ from pathlib import Path
 
 import pytest
 from conftest import (
+    LOCKS,
     PG_BIN,
     SCRIPTS,
+    SLEEPS,
     TRACEFS,
     Cluster,
     Recorder,
     count,
     known_sites,
     leftovers,
+    manifest,
     perf_of,
+    prime_workload,
     report,
     run,
     running_cluster,
@@ -38,12 +42,6 @@ PROBES = SCRIPTS / "waitfold-probes"
 DOCTOR = SCRIPTS / "waitfold-doctor"
 
 
-def manifest(capture: Path) -> dict[str, str]:
-    """The manifest of a capture."""
-    lines = (capture / "manifest").read_text().splitlines()
-    return dict(line.split("\t", 1) for line in lines)
-
-
 ## What is seen
 
 
@@ -57,15 +55,7 @@ def test_prime_numbers(cluster: Cluster, tmp_path: Path, engine: str) -> None:
         recorder = Recorder("--engine", engine, "-D", cluster.data, "-o", capture)
         with cluster.session() as new:
             for sleeper in (old, new):
-                for _ in range(23):
-                    sleeper.run("SELECT pg_sleep(0.05)")
-                for _ in range(7):
-                    holder.run("BEGIN")
-                    holder.run("SELECT FROM locked FOR UPDATE")
-                    sleeper.send("SELECT FROM locked FOR UPDATE")
-                    time.sleep(0.05)
-                    holder.run("COMMIT")
-                    sleeper.wait()
+                prime_workload(holder, sleeper)
             assert recorder.end() == 0, recorder.said
             pids = {"old": old.pid, "new": new.pid}
     result = report(capture)
@@ -74,11 +64,11 @@ def test_prime_numbers(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     for name, pid in pids.items():
         rows = waits(capture, f"pid == {pid} and flags == ''")
         slept = sleeps(capture, pid)
-        assert len(slept) == 23, name
-        assert slept.min() >= 50_000_000
-        assert slept.median() < 55_000_000
+        assert len(slept) == SLEEPS, name
+        assert slept.min() >= 53_000_000
+        assert slept.median() < 58_000_000
         locks = whole_waits(rows[(rows["class"] == "Lock") & (rows["name"] == "transactionid")])
-        assert len(locks) == 7, name
+        assert len(locks) == LOCKS, name
         assert 40_000_000 < locks.median() < 60_000_000
 
 

@@ -19,12 +19,15 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import (
+    LOCKS,
     PG_BIN,
     ROOT,
     SCRIPTS,
+    SLEEPS,
     Cluster,
     Psql,
     Recorder,
+    prime_workload,
     report,
     run,
     running_cluster,
@@ -34,7 +37,6 @@ from conftest import (
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-SLEEPS, LOCKS = 23, 7
 SLACK_NS = (
     5_000_000  # a probe may fire so much after the store: the backend lost its CPU in between
 )
@@ -179,19 +181,6 @@ class Witness(threading.Thread):
         return compared, differing
 
 
-def work(holder: Psql, sleeper: Psql) -> None:
-    """Sleep and wait for the holder's row lock, a known number of times."""
-    for _ in range(SLEEPS):
-        sleeper.run("SELECT pg_sleep(0.053)")
-    for _ in range(LOCKS):
-        holder.run("BEGIN")
-        holder.run("SELECT FROM locked FOR UPDATE")
-        sleeper.send("SELECT FROM locked FOR UPDATE")
-        time.sleep(0.05)
-        holder.run("COMMIT")
-        sleeper.wait()
-
-
 def refusal(way: Running, mode: str, engine: str, capture: Path) -> str:
     """Why the recorder refuses; it must leave nothing."""
     options = ["-D", way.cluster.data, "-m", mode, "--engine", engine, "-o", capture]
@@ -246,7 +235,7 @@ def test_known_workload(
             witness = Witness(polling, [old.pid, new.pid])
             witness.start()
             for sleeper in (old, new):
-                work(holder, sleeper)
+                prime_workload(holder, sleeper)
             witness.stop()
             assert recorder.end() == 0, recorder.said
             pids = [old.pid, new.pid]
