@@ -36,6 +36,7 @@ function hex(n) {
 # Reads from a file, which the shell knows as `name`, from now on.
 function begin(name) {
     File = name
+    Windows = 0
     size_of_file()
     header()
 }
@@ -55,24 +56,32 @@ function size_of_file() {
     close(Command)
 }
 
-# Reads bytes into B[0 ...]; the file must have them. Tables longer than this have no place in a sound file.
-function read(from, count,    n, i) {
+# Has the bytes in B[At], B[At + 1] ...; the file must have them. Tables longer than this have no place in a sound file.
+# Some more on both sides are read as well: what belongs together mostly lies together, and each od takes its time.
+function read(from, count,    i, at, to) {
     if (count > 1048576) fail("is damaged: it has a table of " decimal(count) " bytes")
     if (from + count > Size) fail("is damaged or cut short: it has " decimal(Size) " bytes and should have more")
-    open(Od decimal(from) " -N " decimal(count) " -t u1 -w64")
-    while (count && next_line())
-        for (i = 1; i <= NF; i++) B[n++] = $i
+    At = from
+    for (i = 1; i <= Windows; i++)
+        if (from >= Window[i] && from + count <= Window_end[i]) return
+    Window[++Windows] = at = from > 512 ? from - 512 : 0
+    to = from + count + 960
+    Window_end[Windows] = to = to < Size ? to : Size
+    open(Od decimal(at) " -N " decimal(to - at) " -t u1 -w64")
+    while (at < to && next_line())
+        for (i = 1; i <= NF; i++) B[at++] = $i
     close(Command)
-    if (n < count) fail("cannot be read")
+    if (at < to) fail("cannot be read")
 }
 
-function u2(at) { return B[at] + 256 * B[at + 1] }
+function u1(at) { return B[At + at] }
+function u2(at) { return B[At + at] + 256 * B[At + at + 1] }
 function u4(at) { return u2(at) + 65536 * u2(at + 2) }
 function u8(at) { return u4(at) + 4294967296 * u4(at + 4) }
 
-# The string at B[at], which ends before B[end]. Leaves After behind its NUL.
+# The string that begins at a byte of what was read, and ends before another. Leaves After behind its NUL.
 function text(at, end,    s) {
-    while (at < end && B[at]) s = s sprintf("%c", B[at++])
+    while (at < end && u1(at)) s = s sprintf("%c", u1(at++))
     After = at + 1
     return s
 }
@@ -80,7 +89,7 @@ function text(at, end,    s) {
 function header() {
     if (Size < 64) fail("is not a 64-bit little-endian ELF file")
     read(0, 64)
-    if (u4(0) != 1179403647 || B[4] != 2 || B[5] != 1) fail("is not a 64-bit little-endian ELF file")
+    if (u4(0) != 1179403647 || u1(4) != 2 || u1(5) != 1) fail("is not a 64-bit little-endian ELF file")
     Segments_at = u8(32)
     Sections_at = u8(40)
     Segments = u2(56)
@@ -146,7 +155,7 @@ function offset(    n) {
 }
 
 # A note is: length of its name, length of its description, type; name; description; each padded to 4 bytes.
-# Calls one_note(type, name, at, end) for each of B[0 ... size - 1], with its description.
+# Calls one_note(type, name, at, end) for each of those that were read, with its description.
 function each_note(size,    at, name_size, size_of_description, description) {
     for (at = 0; at + 12 <= size; at = description + size_of_description + (4 - size_of_description % 4) % 4) {
         name_size = u4(at)
@@ -159,7 +168,7 @@ function each_note(size,    at, name_size, size_of_description, description) {
 
 function one_note(type, name, at, end) {
     if (verb != "notes" && type == 3 && name == "GNU" && Id == "")
-        while (at < end) Id = Id sprintf("%02x", B[at++])
+        while (at < end) Id = Id sprintf("%02x", u1(at++))
     if (verb == "notes" && type == 3 && name == "stapsdt") probe(at, end)
 }
 
@@ -288,43 +297,43 @@ function links(    i, symtab, name) {
     printf "%s\t%s\t%s\n", Id, decimal(symtab < 0 ? 0 : Section_size[symtab]), name
 }
 
-# All that symbols.py needs of a file: what is loaded where, its symbols (with `word`, only those that it exports), and
-# the entries of its .plt. The rules of which symbols count are symbols.py's.
-function symbols(    i, exported, stubs, name, at) {
+# All that symbols.py needs of a file: after the line of `links`, what is loaded where, its symbols (those of a .symtab of
+# more than `word` bytes not), and the entries of its .plt. The rules of which symbols count are symbols.py's.
+function symbols(    i, exported, all, stubs, stub, at) {
+    links()
     read_segments()
     for (i = 0; i < Segments; i++)
         if (Segment_type[i] == 1)
             printf "# load\t%s %s %s\n", hex(Segment_offset[i]), hex(Segment_address[i]), hex(Segment_memory[i])
-    read_sections()
+    all = of_type(2)
     exported = of_type(11)
-    if (ENVIRON["DEBUG"] == "") {
-        if (word == "") print_table(of_type(2))
-        print_table(exported)
-    }
-    if (exported >= 0 && ".plt" in Section_of && ".rela.plt" in Section_of) {
+    at = ".plt" in Section_of ? Section_of[".plt"] : -1
+    if (exported >= 0 && at >= 0 && ".rela.plt" in Section_of) {
         i = Section_of[".rela.plt"]
         if (Section_offset[i] + Section_size[i] > Size) fail("is damaged or cut short")
-        # offset (two halves), type, symbol, addend (two halves); the first entry of .plt is the resolver's
+        # offset (two halves), type, symbol, addend (two halves)
         open(Od decimal(Section_offset[i]) " -N " decimal(Section_size[i]) " -t u4 -w24")
-        while (next_line()) if (NF == 6) Stub[++stubs] = $4
+        while (next_line())
+            if (NF == 6) {
+                stub[++stubs] = $4
+                Called[$4]
+            }
         close(Command)
-        for (i = 1; i <= stubs; i++) Wanted[Stub[i]]
-        read_names(exported)
-        open(Od decimal(Section_offset[exported]) " -N " decimal(Section_size[exported]) " -t u4 -w24")
-        for (i = 0; next_line(); i++) if (i in Wanted) name[i] = name_at($1 + 0)
-        close(Command)
-        at = Section_of[".plt"]
-        for (i = 1; i <= stubs; i++) {
-            if (!(Stub[i] in name)) fail("is damaged: it has a relocation of a symbol that is not there")
-            print_symbol(Section_address[at] + Section_entry[at] * i, Section_entry[at], 18, name[Stub[i]] "@plt")
-        }
+    }
+    if (ENVIRON["DEBUG"] == "" && all >= 0 && Section_size[all] <= word) print_table(all)
+    if (exported >= 0) print_table(exported, ENVIRON["DEBUG"] != "")
+    # The first entry of .plt is the resolver's.
+    for (i = 1; i <= stubs; i++) {
+        if (!(stub[i] in Name_of)) fail("is damaged: it has a relocation of a symbol that is not there")
+        print_symbol(Section_address[at] + Section_entry[at] * i, Section_entry[at], 18, Name_of[stub[i]] "@plt")
     }
     if (ENVIRON["DEBUG"] != "") {
+        split("", Called)
         split("", Section_of)
         begin("\"$DEBUG\"")
         read_sections()
-        print_table(of_type(2))
-        print_table(of_type(11))
+        if (of_type(2) >= 0) print_table(of_type(2))
+        if (of_type(11) >= 0) print_table(of_type(11))
     }
 }
 
@@ -332,9 +341,8 @@ function print_symbol(address, size, info, name) {
     printf "%s\t%s\t%02x\t%s\n", substr(hex(address), 3), substr(hex(size), 3), info, name
 }
 
-# Prints the symbols of a table.
-function print_table(section,    i, kind, home, allocated, labelled) {
-    if (section < 0) return
+# Prints the symbols of a table, but with `silent` only keeps in Name_of, of its Nth symbols, those that are Called.
+function print_table(section, silent,    i, n, kind, home, allocated, labelled) {
     if (Section_offset[section] + Section_size[section] > Size) fail("is damaged or cut short")
     for (i = 1; i < Sections; i++) {
         if (int(Section_flags[i] / 2) % 2) allocated[i]
@@ -343,15 +351,18 @@ function print_table(section,    i, kind, home, allocated, labelled) {
     read_names(section)
     # name; info, other, section; address (two halves); size (two halves)
     open(Od decimal(Section_offset[section]) " -N " decimal(Section_size[section]) " -t u4 -w24")
-    while (next_line()) {
+    for (n = 0; next_line(); n++) {
+        if (n in Called) Name_of[n] = name_at($1 + 0)
+        if (silent || NF < 6 || $1 == 0) continue
         kind = $2 % 16
         home = int($2 / 65536)
-        # objects, functions and IFUNCs; labels that are not hidden
-        if (NF == 6 && $1 > 0 && home in allocated && (kind == 2 || kind == 1 || kind == 10 ||
-            kind == 0 && home in labelled && (int($2 / 256) % 4 + 1) % 4 < 2)) {
-            if ($4 + $6 == 0 && $3 < 268435456 && $5 < 268435456) printf "%x\t%x\t%02x\t%s\n", $3, $5, $2 % 256, name_at($1 + 0)
-            else print_symbol($3 + 4294967296 * $4, $5 + 4294967296 * $6, $2 % 256, name_at($1 + 0))
-        }
+        if (!(home in allocated)) continue
+        # objects, functions, IFUNCs; labels, unless they are internal (1) or hidden (2)
+        if (kind == 0 ? !(home in labelled) || int($2 / 256) % 4 % 3 : kind > 2 && kind != 10) continue
+        if ($4 + $6 == 0 && $3 < 268435456 && $5 < 268435456)
+            printf "%x\t%x\t%02x\t%s\n", $3, $5, $2 % 256, name_at($1 + 0)
+        else
+            print_symbol($3 + 4294967296 * $4, $5 + 4294967296 * $6, $2 % 256, name_at($1 + 0))
     }
     close(Command)
 }
@@ -378,10 +389,11 @@ function read_names(section,    i, at, block, content) {
             if (!(i in Block_of)) Block_of[i] = block
     }
     close(Command)
-    Block_at[block + 1] = at
+    Block_at[block + 1] = Names_end = at
 }
 
 function name_at(at,    block, found) {
+    if (at >= Names_end) fail("is damaged: a symbol\047s name is not among the names")
     block = Block_of[int(at / 1024)]
     while ((block + 1) in Block_at && at >= Block_at[block + 1]) block++
     found = substr(Block[block], at - Block_at[block] + 1)
