@@ -19,7 +19,7 @@ from test_perfdata import W_TYPE, made, record, trailed
 from waitfold import perfdata, profile
 from waitfold.errors import PerfDataError, WaitfoldError
 from waitfold.perfdata import PerfData
-from waitfold.profile import Map, read_profile
+from waitfold.profile import Map, read_profile, read_traces
 from waitfold.show.fold import folded_profile
 
 pytestmark = pytest.mark.skipif(not shutil.which("perf"), reason="perf is missing")
@@ -239,23 +239,37 @@ def test_columns(recorded: Path) -> None:
     text = run("perf", "script", "--ns", "-i", recorded, "-F", fields, "-G").stdout
     rows = re.findall(r"^ *(\d+)/(\d+) +\[(\d+)\] +(\d+)\.(\d{9}): +(\d+)", text, re.MULTILINE)
     want = sorted((int(s + ns), int(p), int(t), int(c), int(w)) for p, t, c, s, ns, w in rows)
-    found = read_profile(PerfData(recorded))
+    data = PerfData(recorded)
+    found = read_profile(data, data.events)
     columns = (found.time_ns, found.pid, found.tid, found.cpu, found.weight)
     assert sorted(zip(*(c.tolist() for c in columns), strict=True)) == want
     assert len(want) > 100
 
 
-def test_stacks_that_are_not_read(programs: tuple[Path, Path], tmp_path: Path) -> None:
-    """No stacks, and stacks that only perf unwinds: said, with what to type."""
+def test_stacks_that_only_perf_unwinds(
+    programs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By way of perf script; where perf is missing that is said, and what to type."""
     path = tmp_path / "perf.data"
-    perf_record(path, "-e", "task-clock", "--call-graph", "dwarf", programs[0], "0.05")
+    perf_record(
+        path, "-e", "task-clock", "-F", "499", "--call-graph", "dwarf,16384", programs[0], "0.05"
+    )
+    lines = fold(path)
+    assert lines == perf_folded(path)
+    assert any("main;outer;middle;leaf " in line for line in lines)
+    monkeypatch.setenv("PATH", str(tmp_path))
     answer = waitfold("fold", path)
     assert answer.returncode == 1 and "record with --call-graph fp" in answer.stderr
+
+
+def test_no_stacks(programs: tuple[Path, Path], tmp_path: Path) -> None:
+    """A profile without stacks, and one without samples."""
+    path = tmp_path / "perf.data"
     perf_record(path, "-e", "task-clock", programs[0], "0.05")
     answer = waitfold("fold", path)
     assert answer.returncode == 2 and "task-clock" in answer.stderr
-    with pytest.raises(WaitfoldError, match="no sample with a stack"):
-        read_profile(made(tmp_path, [], TYPE))
+    answer = waitfold("fold", made(tmp_path, [], TYPE).path)
+    assert answer.returncode == 1 and "no sample with a stack" in answer.stderr
 
 
 def test_idle_is_of_wait_events(recorded: Path) -> None:
@@ -301,7 +315,7 @@ def fork(time: int, tid: int, parent: int, misc: int = 0) -> bytes:
 
 def folded(data: PerfData) -> list[str]:
     """Fold a file that was made here."""
-    return folded_profile(read_profile(data), 0).splitlines()
+    return folded_profile(read_traces(data, data.events), 0).splitlines()
 
 
 def test_marks_of_contexts(tmp_path: Path) -> None:
@@ -381,7 +395,8 @@ def test_distinct_stacks_are_told_apart(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     stacks = [tuple(rng.integers(1, 4, rng.integers(0, 6)).tolist()) for _ in range(3000)]
     parts = [sample(i, 7, *stack) for i, stack in enumerate(stacks)]
-    found = read_profile(made(tmp_path, parts, TYPE))
+    data = made(tmp_path, parts, TYPE)
+    found = read_profile(data, data.events)
     starts = found.stacks.starts.tolist()
     read = [tuple(found.stacks.entries[starts[i] : starts[i + 1]].tolist()) for i in found.stack]
     assert read == stacks
@@ -405,7 +420,7 @@ def test_damaged(tmp_path: Path, bad: bytes, message: str) -> None:
     data = made(tmp_path, [sample(4, 7, 1), bad], TYPE)
     at = data.data_offset + len(sample(4, 7, 1))
     with pytest.raises(PerfDataError, match=f"at byte {at} .*{message}"):
-        read_profile(data)
+        read_profile(data, data.events)
 
 
 def test_any_damage(recorded: Path, tmp_path: Path) -> None:

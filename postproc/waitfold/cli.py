@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -19,7 +20,9 @@ from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_int
 from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, plain_profile
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
-from waitfold.profile import read_profile
+from waitfold.join import join
+from waitfold.perfdata import PerfData
+from waitfold.profile import read_traces
 from waitfold.show import fold, text
 from waitfold.show.timeline import timeline
 
@@ -163,17 +166,23 @@ def _parser() -> argparse.ArgumentParser:
         "fold",
         _fold,
         "folded stacks: backend type;class;event, weight in ns",
-        "Idle waits (Client:ClientRead and the Activity class) are left out, as they would be "
-        "most of the time. A perf.data with stacks and no wait events gives comm;frame;... and "
-        "the weight of the samples, which is ns for task-clock and cpu-clock.",
+        "--kind oncpu, offcpu and wall give backend type;frame;... of what was recorded with "
+        "--with oncpu,offcpu. On-CPU time is the samples' weight; off-CPU time, blocked and on the "
+        "run queue, goes to the stack that the CPU was left with; wall has both, each stack ending "
+        "in [on-CPU], [run queue] or [blocked]. "
+        "Idle waits (blocked in Client:ClientRead or the Activity class) are left out, as they "
+        "would be most of the time. A perf.data with stacks and no wait events gives "
+        "comm;frame;... and the weight of the samples, which is ns for task-clock and cpu-clock.",
     )
     graph = _verb(
         verbs,
         "flamegraph",
         _flamegraph,
         "a flame graph (SVG) of the folded stacks",
-        "Drawn by flamegraph.pl (on PATH, or as Debian's libdevel-nytprof-perl has it) or "
-        "inferno-flamegraph. Idle waits are left out, as they would be most of it.",
+        "Of the same stacks as waitfold fold. Drawn by flamegraph.pl (on PATH, or as Debian's "
+        "libdevel-nytprof-perl has it) or inferno-flamegraph. Of wall-clock time what was on the "
+        "CPU is red, what was off it blue, names that are in both are pale, and [run queue] is "
+        "yellow; wait events have the colour of their class.",
     )
     graph.add_argument("-o", metavar="FILE.svg", required=True, help="replaced if it exists")
     graph.add_argument("--title", help="default: version and name of the capture")
@@ -197,6 +206,18 @@ def _parser() -> argparse.ArgumentParser:
     picture.add_argument("--to", dest="to_s", metavar="SECONDS", type=float, help="draw until here")
 
     for verb in (stacks, graph):
+        verb.add_argument(
+            "--kind",
+            choices=["waits", *fold.KINDS],
+            default="waits",
+            help="time by wait event (the default), or by stack: on the CPU, off it, both",
+        )
+        verb.add_argument(
+            "--event", action="store_true", help="with --kind: the wait event over the stack"
+        )
+        verb.add_argument(
+            "--query", action="store_true", help="with --kind: the query below the stack"
+        )
         verb.add_argument("--idle", action="store_true", help="idle waits too")
     for verb in (rows, stacks, graph):
         verb.add_argument(
@@ -300,34 +321,88 @@ def _waits(options: argparse.Namespace) -> None:
 
 
 def _fold(options: argparse.Namespace) -> None:
-    data = plain_profile(options.capture, _naming(options)) if options.set == WAIT_EVENT else None
-    if data is None:
-        sys.stdout.write(_stacks(_open(options), options))
-        return
-    if options.idle:
-        raise Misuse(f"--idle is of wait events, and {options.capture} holds none")
-    profile = read_profile(data)
-    for warning in profile.warnings:
-        _complain(f"warning: {warning}")
-    event, *others = profile.sampled
-    if others:
-        names = ", ".join(profile.events[i].name for i in others)
-        _complain(
-            f"warning: only stacks of {profile.events[event].name} are folded, as its sample is "
-            f"the first; {options.capture} also has {names}"
-        )
-    sys.stdout.write(fold.folded_profile(profile, event))
+    sys.stdout.write(_stacks(options)[0])
 
 
 def _flamegraph(options: argparse.Namespace) -> None:
-    capture = _open(options)
-    title = options.title
-    if title is None:
-        what = "Waits" if options.set == WAIT_EVENT else options.set
-        title = f"{what} of PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
-    svg = fold.flamegraph(_stacks(capture, options), title)
+    stacks, look = _stacks(options)
+    if not stacks:
+        raise WaitfoldError("nothing to draw; --idle adds the idle waits")
+    if options.title is not None:
+        look = look._replace(title=options.title)
+    svg = fold.flamegraph(stacks, look)
     with _replacing(Path(options.o)) as file:
         file.write(svg)
+
+
+def _stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
+    """Return the folded stacks that the options ask for, and how a flame graph of them looks."""
+    if options.set != WAIT_EVENT:
+        return _set_stacks(options)
+    if options.kind != "waits":
+        return _time_stacks(options)
+    if options.event or options.query:
+        raise Misuse("--event and --query are of --kind oncpu, offcpu and wall")
+    data = plain_profile(options.capture, _naming(options))
+    if data is not None:
+        return _profile_stacks(data, options)
+    capture = _open(options)
+    analysis = analyse(capture, _progress())
+    _warn(capture, analysis.stream)
+    stacks = fold.folded(analysis, options.idle)
+    return stacks, fold.Look(_title("Waits", capture))
+
+
+def _title(what: str, capture: Capture) -> str:
+    return f"{what} of PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
+
+
+def _set_stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
+    if options.kind != "waits" or options.event or options.query:
+        raise Misuse("--set goes without --kind, --event and --query")
+    if options.idle:
+        raise Misuse("--idle goes without --set: only wait events are idle")
+    capture = _open(options)
+    one = analyse_set(capture, options.set, _progress())
+    _warn(capture, one.stream)
+    return fold.folded_set(one), fold.Look(_title(options.set, capture))
+
+
+def _profile_stacks(data: PerfData, options: argparse.Namespace) -> tuple[str, fold.Look]:
+    """Fold a perf.data without wait events, that of `perf record --call-graph`."""
+    if options.idle:
+        raise Misuse(f"--idle is of wait events, and {data.path} holds none")
+    traces = read_traces(data, [event for event in data.events if event.has_callchain])
+    for warning in traces.warnings:
+        _complain(f"warning: {warning}")
+    if not len(traces.time_ns):
+        raise WaitfoldError(f"{data.path} holds no sample with a stack: nothing ran on a CPU")
+    first, *others = traces.sampled
+    event = traces.events[first].name
+    if others:
+        names = ", ".join(traces.events[i].name for i in others)
+        _complain(
+            f"warning: only stacks of {event} are folded, as its sample is the first; "
+            f"{data.path} also has {names}"
+        )
+    count = "ns" if re.match(r"(task|cpu)-clock\b", event) else event
+    look = fold.Look(f"{event}, {data.path.resolve().name}", count, "hot")
+    return fold.folded_profile(traces, first), look
+
+
+def _time_stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
+    """Fold the on-CPU and off-CPU time of a capture's processes."""
+    capture = _open(options)
+    kind = fold.KINDS[options.kind]
+    data, events = fold.profiled(capture, kind)
+    if options.query and "query" not in capture.sets:
+        raise Misuse(f"{capture.path} was recorded without queries: waitfold record --with query")
+    joined = join(capture, _progress())
+    for warning in joined.warnings:
+        _complain(f"warning: {warning}")
+    shown = fold.Shown(options.event, options.query, options.idle)
+    stacks = fold.folded_times(joined, read_traces(data, events), kind, shown)
+    return stacks, fold.look(stacks, kind, shown, _title(kind.about, capture))
 
 
 def _timeline(options: argparse.Namespace) -> None:
@@ -340,18 +415,6 @@ def _timeline(options: argparse.Namespace) -> None:
         file.write(svg.encode())
     for warning in warnings:
         _complain(f"warning: {warning}")
-
-
-def _stacks(capture: Capture, options: argparse.Namespace) -> str:
-    if options.set == WAIT_EVENT:
-        analysis = analyse(capture, _progress())
-        _warn(capture, analysis.stream)
-        return fold.folded(analysis, options.idle)
-    if options.idle:
-        raise Misuse("--idle goes without --set: only wait events are idle")
-    one = analyse_set(capture, options.set, _progress())
-    _warn(capture, one.stream)
-    return fold.folded_set(one)
 
 
 def _warn(capture: Capture, stream: TransitionStream) -> None:

@@ -7,12 +7,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import perfdata
+from . import perfdata, perfscript
 from .errors import PerfDataError, WaitfoldError
 from .events import PID_MAX
 from .perfdata import Event, PerfData, Piece
@@ -75,12 +76,6 @@ class Profile:
     kernel: Kernel
     warnings: list[str]
 
-    @property
-    def sampled(self) -> list[int]:
-        """Return the indices of the events that have samples, that of the earliest first."""
-        firsts = {int(i): int(self.time_ns[self.event == i].min()) for i in np.unique(self.event)}
-        return sorted(firsts, key=lambda i: firsts[i])
-
 
 @dataclass(frozen=True)
 class Stacks:
@@ -114,18 +109,92 @@ class Kernel:
     text_at: int
 
 
-def read_profile(data: PerfData) -> Profile:
-    """Return the samples with stacks of a perf.data.
+@dataclass(frozen=True)
+class Traces:
+    """Samples with stacks of names, one a row; columns as those of Profile.
+
+    `trace` is an index of the stacks of `frames`.
+    """
+
+    events: list[Event]
+    time_ns: NDArray[np.int64]
+    pid: NDArray[np.int32]
+    tid: NDArray[np.int32]
+    event: NDArray[np.uint8]
+    weight: NDArray[np.uint64]
+    comm: NDArray[np.int32]
+    trace: NDArray[np.int64]
+    frames: Frames
+    comms: list[str]
+    warnings: list[str]
+
+    @property
+    def sampled(self) -> list[int]:
+        """Return the indices of the events that have samples, that of the earliest first."""
+        firsts = {int(i): int(self.time_ns[self.event == i].min()) for i in np.unique(self.event)}
+        return sorted(firsts, key=lambda i: firsts[i])
+
+
+def read_traces(data: PerfData, events: list[Event]) -> Traces:
+    """Return the samples of some events of a perf.data, their stacks as names.
 
     Raises
     ------
     WaitfoldError
-        Its stacks are of a kind that is not read, or there are none.
+        Only perf could unwind their stacks (--call-graph dwarf), and it is missing or failed.
     PerfDataError
         The file is damaged.
 
     """
-    return _Reader(data).profile()
+    if any(event.has_stack_copy for event in events):
+        return _read_script(data, events)
+    profile = read_profile(data, events)
+    stacks = len(profile.stacks.starts) - 1
+    pairs, trace = np.unique(
+        profile.space.astype(np.int64) * stacks + profile.stack, return_inverse=True
+    )
+    frames = name_frames(profile, pairs % stacks, pairs // stacks)
+    return Traces(
+        events, profile.time_ns, profile.pid, profile.tid, profile.event, profile.weight,
+        profile.comm, trace, frames, profile.comms, profile.warnings,
+    )  # fmt: skip
+
+
+def _read_script(data: PerfData, events: list[Event]) -> Traces:
+    """Return the same by way of perf script; lost samples are not counted."""
+    script = perfscript.run(data.path, [event.name for event in events])
+    names = [
+        name if name != UNKNOWN or file == UNKNOWN else file_frame(file)
+        for name, file in script.frames
+    ]
+    lengths = np.array([len(stack) for stack in script.stacks], np.int64)
+    entries = np.fromiter(chain.from_iterable(script.stacks), np.int64, int(lengths.sum()))
+    frames = Frames(names, entries, np.append(0, np.cumsum(lengths)))
+    time, pid, tid, event, weight, comm, stack = (
+        np.array(column, column.typecode)
+        for column in (
+            script.time_ns, script.pid, script.tid, script.event, script.weight, script.comm,
+            script.stack,
+        )
+    )  # fmt: skip
+    return Traces(
+        events, time, pid, tid, event, weight, comm, stack, frames, list(script.comms),
+        [data.cut] if data.cut else [],
+    )  # fmt: skip
+
+
+def read_profile(data: PerfData, events: list[Event]) -> Profile:
+    """Return the samples of some events of a perf.data, those without a stack with an empty one.
+
+    Raises
+    ------
+    WaitfoldError
+        They lack the thread or the time.
+    PerfDataError
+        The file is damaged.
+
+    """
+    return _Reader(data, events).profile()
 
 
 def name_frames(profile: Profile, stack: NDArray[np.int64], space: NDArray[np.int64]) -> Frames:
@@ -152,6 +221,11 @@ def name_frames(profile: Profile, stack: NDArray[np.int64], space: NDArray[np.in
                 namer.add(profile.kernel.maps if i == _IN_KERNEL else (), own)
     ends = np.cumsum(lengths[stack])
     return Frames(namer.names(), row, np.append(0, ends))
+
+
+def file_frame(path: str) -> str:
+    """Return the frame of an address without a name in a file: the name of the file alone."""
+    return f"[{path.removesuffix(' (deleted)').rpartition('/')[2]}]"
 
 
 # Whose an address is; from _OWNERS on, a space's.
@@ -211,8 +285,7 @@ class _Namer:
             symbols = self._symbols(path, build_id)
             rows = np.concatenate([rows for rows, _ in parts]).tolist()
             names = symbols.names(np.concatenate([places for _, places in parts]))
-            # The name alone, without that the file was deleted since.
-            unnamed = f"[{path.removesuffix(' (deleted)').rpartition('/')[2]}]"
+            unnamed = file_frame(path)
             for row, name in zip(rows, names, strict=True):
                 found[row] = unnamed if name is None else name
         return found
@@ -309,15 +382,9 @@ class _Record:
 class _Reader:
     """Reads one file."""
 
-    def __init__(self, data: PerfData) -> None:
+    def __init__(self, data: PerfData, events: list[Event]) -> None:
         self._data = data
-        self._wanted = [event for event in data.events if event.has_callchain]
-        if copied := [event.name for event in self._wanted if event.has_stack_copy]:
-            raise WaitfoldError(
-                f"{data.path}: {copied[0]} was recorded with --call-graph dwarf, and only perf "
-                "unwinds such stacks: use 'perf script | stackcollapse-perf.pl', or record with "
-                "--call-graph fp."
-            )
+        self._wanted = events
         for event in self._wanted:
             layout = data.layouts[event.index]
             if not layout.tid_at or not layout.time_at:
@@ -342,11 +409,6 @@ class _Reader:
             for wanted in self._wanted:
                 at = piece.samples[of == wanted.index]
                 self._columns.append(self._decode(piece, sums, at, wanted))
-        if not any(len(columns[0]) for columns in self._columns):
-            raise WaitfoldError(
-                f"{self._data.path} holds no sample with a stack: nothing ran on a CPU, or it was "
-                "recorded without --call-graph fp."
-            )
         none = [np.empty(0, dtype) for dtype in ("i8", "u8", "i4", "u1", "u8", "i4")]
         columns: list[NDArray[Any]] = [
             np.concatenate(column) for column in zip(none, *self._columns, strict=True)
@@ -370,12 +432,16 @@ class _Reader:
         """Return the columns of an event's samples in a piece."""
         data, words = self._data, piece.words
         layout = data.layouts[event.index]
-        data.long_enough(piece, at, layout.fixed + 1)
-        chain, end = layout.chain_at(words, at)
-        lengths = words.take(chain)
-        bad = lengths >= (end - chain).astype(np.uint64)
-        if bad.any():
-            raise data.damaged(piece, at, bad, "is too short for its callchain")
+        if event.has_callchain:
+            data.long_enough(piece, at, layout.fixed + 1)
+            first, end = layout.chain_at(words, at)
+            lengths = words.take(first)
+            bad = lengths >= (end - first).astype(np.uint64)
+            if bad.any():
+                raise data.damaged(piece, at, bad, "is too short for its callchain")
+        else:
+            data.long_enough(piece, at, layout.fixed)
+            first, lengths = at, np.zeros(len(at), np.uint64)
         time = words[layout.time_at :].take(at).view(np.int64)
         thread = words[layout.tid_at :].take(at)
         # -1 stands for a thread that is already gone (perf_event_tid in kernel/events/core.c)
@@ -389,7 +455,7 @@ class _Reader:
         if layout.period_at:
             weight = words[layout.period_at :].take(at)
         which = np.full(len(at), self._wanted.index(event), np.uint8)
-        stack = self._stacker.number(words, sums, chain + 1, lengths.view(np.int64))
+        stack = self._stacker.number(words, sums, first + 1, lengths.view(np.int64))
         return [time, thread, cpu, which, weight, stack]
 
     def _names(self, piece: Piece) -> Iterator[_Record]:
