@@ -5,8 +5,8 @@
 # shellcheck disable=SC2154,SC2034 # what the recorder sets is used here, and the other way round
 
 engine_period=0.25
-# For each CPU. A switch with its stack takes some 400 bytes, or STACK_BYTES and more with --call-graph dwarf.
-readonly BUFFER=4M PROFILE_BUFFER=8M
+# What perf's buffer for each CPU holds: events, switches with stacks of some 400 bytes, or with copies of stacks.
+readonly BUFFER=4M PROFILE_BUFFER=8M DWARF_BUFFER=32M
 readonly STACK_BYTES=8192
 perf_pid='' perf_status=0 synth=no
 
@@ -41,15 +41,18 @@ perf_target() {
 # profile_events: adds the events of the profiles to `target`.
 profile_events() {
     local stack=''
+    ! profiled offcpu || buffer=$PROFILE_BUFFER
     case $call_graph in
         fp) stack=call-graph=fp ;;
-        # So much of the stack is copied with each sample.
-        dwarf) stack=call-graph=dwarf,stack-size=$STACK_BYTES ;;
+        # So much of the stack is copied with each sample. -d: perf script also wants the mappings that hold no code.
+        dwarf)
+            stack=call-graph=dwarf,stack-size=$STACK_BYTES buffer=$DWARF_BUFFER
+            target+=(-d)
+            ;;
     esac
     # For perf script: the files that the processes' code is from.
     synth=task,mmap
     if profiled offcpu; then
-        buffer=$PROFILE_BUFFER
         # Two, for only the stack of who is switched out is recorded. Readers tell them by their order.
         target+=(-e "sched:sched_switch${stack:+/$stack/}" --filter "$(of_server prev_)")
         target+=(-e sched:sched_switch --filter "$(of_server next_)")

@@ -232,7 +232,7 @@ peek() {
     [[ -n $REPLY ]]
 }
 
-# locate_wait: sets what current_wait and server_tag need, all as the file numbers it: WAIT_POINTER, the address of the
+# locate_wait: sets what list_backends and server_tag need, all as the file numbers it: WAIT_POINTER, the address of the
 # variable that points to wait_event_info; WAIT_FIELD, how far behind it; START_TIME, the address of PgStartTime.
 locate_wait() {
     WAIT_FIELD=0
@@ -240,11 +240,32 @@ locate_wait() {
         die "\"$BINARY\" does not export my_wait_event_info and PgStartTime, so its backends cannot be told apart"
 }
 
-# current_wait PID: sets REPLY to its wait_event_info now, in hexadecimal. Before InitProcess the pointer is to a
-# variable of the process's own, which is as good: it holds what was stored. Before version 14 it is null then.
-current_wait() {
-    peek "$1" $((LOAD_BASE + WAIT_POINTER)) 8 && ((REPLY != 0)) &&
-        peek "$1" $((REPLY + WAIT_FIELD)) 4 && printf -v REPLY '0x%08x' "$REPLY"
+# pointers ADDRESS PID...: sets POINTERS to what a variable of the server's binary, a pointer, is in each process, 0 where it
+# cannot be read. One short process for each: there may be hundreds of backends.
+pointers() {
+    local address=$((LOAD_BASE + $1)) pid
+    shift
+    mapfile -t POINTERS < <(for pid; do memory "$pid" $address 8 || head -c 8 /dev/zero; done | od -An -v -t u8 -w8)
+}
+
+# texts ADDRESS PID...: sets TEXTS to what a variable of the server's binary, a char *, points to in each process: at most
+# 1023 bytes, with blanks for what would break a table; `-` where it is null, empty or cannot be read, or ADDRESS is empty.
+texts() {
+    local who=("${@:2}") i text fd
+    TEXTS=("${who[@]/*/-}")
+    [[ -n $1 ]] || return 0
+    pointers "$@"
+    # NUL bytes, which bash cannot hold, change places with newlines.
+    exec {fd}< <(for i in "${!who[@]}"; do
+        ((POINTERS[i] == 0)) || dd if="/proc/${who[i]}/mem" bs=1024 count=1 iflag=skip_bytes skip=$((POINTERS[i])) conv=sync ||
+            head -c 1024 /dev/zero
+    done 2>/dev/null | tr '\0\1-\37\177' '\n[ *]')
+    for i in "${!who[@]}"; do
+        ((POINTERS[i])) && IFS= read -r -N 1024 -u "$fd" text || continue
+        text=${text%%$'\n'*}
+        [[ -z $text ]] || TEXTS[i]=${text:0:1023}
+    done
+    exec {fd}<&-
 }
 
 # server_tag: sets REPLY to the lower half of the server's PgStartTime: the microsecond at which it was started,

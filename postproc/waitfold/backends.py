@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from waitfold.errors import WaitfoldError
@@ -18,12 +18,14 @@ KINDS = ("foreground", "background", "unknown")
 class Backend:
     """A process of the server: its type as pg_stat_activity.backend_type has it.
 
-    `user` and `database` are empty where the title does not tell.
+    `user` and `database` are empty where the title does not tell, and so is `application`, its
+    application_name, where it has none or the capture does not know.
     """
 
     type: str
     user: str = ""
     database: str = ""
+    application: str = ""
 
     @property
     def kind(self) -> str:
@@ -99,8 +101,8 @@ def backend_of(title: str, major: int) -> Backend:
 def read_backends(path: Path, major: int, start_ns: int | None) -> SeenBackends:
     """Read backends.tsv (docs/capture.md).
 
-    The last line about a pid holds for its title. A wait counts only if it was seen by
-    `start_ns`: what a process did later is in the events.
+    The last line about a pid holds for its title and application. A wait counts only if it was
+    seen by `start_ns`: what a process did later is in the events.
 
     Raises
     ------
@@ -110,21 +112,27 @@ def read_backends(path: Path, major: int, start_ns: int | None) -> SeenBackends:
     """
     backends: dict[int, Backend] = {}
     waits: dict[int, int] = {}
+    columns: list[str] = []
     for number, line in enumerate(whole_lines(path), 1):
         if number == 1:
-            if line.split("\t") != ["pid", "seen_ns", "wait", "title"]:
+            columns = line.split("\t")
+            # Those of the first recorders; later ones added some.
+            if columns[:4] != ["pid", "seen_ns", "wait", "title"]:
                 raise WaitfoldError(f"{path}:1: not the columns of a backends.tsv: {line[:60]!r}")
             continue
         try:
-            pid_text, seen_text, wait, title = line.split("\t", 3)
-            pid, seen_ns = int(pid_text), int(seen_text)
+            row = dict(zip(columns, line.split("\t"), strict=True))
+            pid, seen_ns, wait = int(row["pid"]), int(row["seen_ns"]), row["wait"]
             if wait != "-" and start_ns is not None and seen_ns <= start_ns:
                 waits.setdefault(pid, int(wait, 16))
         except ValueError:
             raise WaitfoldError(
                 f"{path}:{number}: not 'pid seen_ns wait title': {line[:60]!r}"
             ) from None
-        backends[pid] = backend_of(title, major)
+        application = row.get("application", "-")
+        backends[pid] = replace(
+            backend_of(row["title"], major), application="" if application == "-" else application
+        )
     return SeenBackends(backends, waits)
 
 
