@@ -17,10 +17,14 @@ from . import perfdata, perfscript
 from .errors import PerfDataError, WaitfoldError
 from .events import PID_MAX
 from .perfdata import Event, PerfData, Piece
-from .symbols import Symbols, file_symbols, kernel_symbols, vdso_symbols
-
-KERNEL = "[kernel.kallsyms]"
-"""What perf calls the kernel's own image."""
+from .symbols import (
+    KERNEL,
+    CapturedSymbols,
+    Symbols,
+    file_symbols,
+    kernel_symbols,
+    vdso_symbols,
+)
 
 UNKNOWN = "[unknown]"
 """A frame of which not even the file is known."""
@@ -45,6 +49,7 @@ class Map(NamedTuple):
     offset: int
     path: str
     build_id: str
+    inode: int = 0  # 0: not recorded
 
 
 Space = tuple[Map, ...]
@@ -135,8 +140,12 @@ class Traces:
         return sorted(firsts, key=lambda i: firsts[i])
 
 
-def read_traces(data: PerfData, events: list[Event]) -> Traces:
+def read_traces(
+    data: PerfData, events: list[Event], captured: CapturedSymbols | None = None
+) -> Traces:
     """Return the samples of some events of a perf.data, their stacks as names.
+
+    `captured` is what a capture has of them: then this host's files are not looked at.
 
     Raises
     ------
@@ -153,7 +162,7 @@ def read_traces(data: PerfData, events: list[Event]) -> Traces:
     pairs, trace = np.unique(
         profile.space.astype(np.int64) * stacks + profile.stack, return_inverse=True
     )
-    frames = name_frames(profile, pairs % stacks, pairs // stacks)
+    frames = name_frames(profile, pairs % stacks, pairs // stacks, captured)
     return Traces(
         events, profile.time_ns, profile.pid, profile.tid, profile.event, profile.weight,
         profile.comm, trace, frames, profile.comms, profile.warnings,
@@ -197,10 +206,16 @@ def read_profile(data: PerfData, events: list[Event]) -> Profile:
     return _Reader(data, events).profile()
 
 
-def name_frames(profile: Profile, stack: NDArray[np.int64], space: NDArray[np.int64]) -> Frames:
+def name_frames(
+    profile: Profile,
+    stack: NDArray[np.int64],
+    space: NDArray[np.int64],
+    captured: CapturedSymbols | None = None,
+) -> Frames:
     """Return the names of the frames of stacks, each in a process that had `space` mapped.
 
-    Each distinct address of each space is named once. What has no name is [FILE].
+    Each distinct address of each space is named once. What has no name is [FILE], as in other
+    tools, but of a capture with symbols of its own [FILE+OFFSET].
     """
     entries, mode, lengths = _addresses(profile.stacks)
     place, _ = _ranges((np.cumsum(lengths) - lengths)[stack], lengths[stack])
@@ -210,7 +225,7 @@ def name_frames(profile: Profile, stack: NDArray[np.int64], space: NDArray[np.in
     modes = mode[place]
     owner = np.where(modes == _IN_USER, owner + _OWNERS, modes)
     keys, row = np.unique(owner * len(addresses) + which[place], return_inverse=True)
-    namer = _Namer(profile.kernel)
+    namer = _Namer(profile.kernel, captured)
     heads = np.searchsorted(keys, np.arange(_OWNERS + len(profile.spaces) + 1) * len(addresses))
     for i, (head, end) in enumerate(zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True)):
         if head < end:
@@ -259,10 +274,12 @@ def _addresses(
 class _Namer:
     """Names addresses, all those in one file at once."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, captured: CapturedSymbols | None) -> None:
         self._kernel = kernel
+        self._captured = captured
         self._count = 0
-        self._files: dict[tuple[str, str], list[tuple[NDArray[np.int64], NDArray[np.uint64]]]]
+        # By path, inode and build-id.
+        self._files: dict[tuple[str, int, str], list[tuple[NDArray[np.int64], NDArray[np.uint64]]]]
         self._files = defaultdict(list)
 
     def add(self, space: Space, addresses: NDArray[np.uint64]) -> None:
@@ -275,25 +292,31 @@ class _Namer:
                 moved = mapped.offset - mapped.start & (1 << 64) - 1
                 places = addresses[head:end] + np.uint64(moved)
                 rows = np.arange(self._count + head, self._count + end)
-                self._files[mapped.path, mapped.build_id].append((rows, places))
+                file = mapped.path, mapped.inode, mapped.build_id
+                self._files[file].append((rows, places))
         self._count += len(addresses)
 
     def names(self) -> list[str]:
         """Return the names of all, in the order in which they were taken."""
         found = [UNKNOWN] * self._count
-        for (path, build_id), parts in self._files.items():
-            symbols = self._symbols(path, build_id)
+        for (path, inode, build_id), parts in self._files.items():
+            symbols = self._symbols(path, inode, build_id)
             rows = np.concatenate([rows for rows, _ in parts]).tolist()
-            names = symbols.names(np.concatenate([places for _, places in parts]))
+            places = np.concatenate([places for _, places in parts])
             unnamed = file_frame(path)
-            for row, name in zip(rows, names, strict=True):
-                found[row] = unnamed if name is None else name
+            for row, place, name in zip(rows, places.tolist(), symbols.names(places), strict=True):
+                if name is None:
+                    name = f"[{unnamed.strip('[]')}+{place:#x}]" if self._captured else unnamed
+                found[row] = name
         return found
 
-    def _symbols(self, path: str, build_id: str) -> Symbols:
+    def _symbols(self, path: str, inode: int, build_id: str) -> Symbols:
+        of_kernel = any(path == mapped.path for mapped in self._kernel.maps)
+        if self._captured:
+            return self._captured.symbols(KERNEL if of_kernel else path, inode, build_id)
         if path == "[vdso]":
             return vdso_symbols()
-        if any(path == mapped.path for mapped in self._kernel.maps):
+        if of_kernel:
             return kernel_symbols(self._kernel.build_id, self._kernel.text_at)
         return file_symbols(path, build_id)
 
@@ -479,18 +502,20 @@ class _Reader:
                 yield _Record(time, place, kind, pid, tid, comm=name)
                 continue
             start, length, offset = (int(word) for word in words[2:5])
-            build_id, executable = "", True
+            inode, build_id, executable = 0, "", True
             if kind == perfdata.MMAP2:
                 executable = bool(int(words[8]) & _PROT_EXEC)
                 if misc & _WITH_BUILD_ID:
                     raw = words[5:8].tobytes()
                     build_id = raw[4 : 4 + min(raw[0], 20)].hex()
+                else:
+                    inode = int(words[6])
             end = min(start + length, (1 << 64) - 1)
             if _has_no_file(name) and executable:
-                name = f"/tmp/perf-{pid}.map"  # where perf looks for the names of what is compiled
-            found = _Record(
-                time, place, kind, pid, tid, map=Map(start, end, offset, name, build_id)
-            )
+                # Where perf looks for the names of what is compiled, by address.
+                name, offset, inode = f"/tmp/perf-{pid}.map", start, 0
+            own = Map(start, end, offset, name, build_id, inode)
+            found = _Record(time, place, kind, pid, tid, map=own)
             if misc & _CPUMODE == _MODE_KERNEL:
                 self._kernel.append(found)
             else:
@@ -585,7 +610,8 @@ class _Reader:
             if own.path.startswith(KERNEL):
                 # The record tells where .text ends, but .init.text and the like are behind it.
                 own, text_at = own._replace(path=KERNEL, end=(1 << 64) - 1), own.offset
-            _insert(mapped, own)
+            # Its symbols are by address, those of its modules as well.
+            _insert(mapped, own._replace(offset=own.start))
         return Kernel(tuple(mapped), self._data.build_ids.get(KERNEL, ""), text_at)
 
 

@@ -20,6 +20,11 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import WaitfoldError
+
+KERNEL = "[kernel.kallsyms]"
+"""What perf calls the kernel's own image."""
+
 _DEBUG = Path("/usr/lib/debug")
 _KALLSYMS = Path("/proc/kallsyms")
 _KERNEL_NOTES = Path("/sys/kernel/notes")
@@ -54,6 +59,9 @@ _KERNEL_KINDS = np.zeros((2, 256), np.uint8)
 for _letter, _kind in (("T", _FUNC), ("W", _FUNC), ("D", _OBJECT), ("B", _OBJECT)):
     _KERNEL_KINDS[:, ord(_letter)] = _kind, _WEAK if _letter == "W" else _GLOBAL
     _KERNEL_KINDS[:, ord(_letter.lower())] = _kind, _WEAK if _letter == "W" else _LOCAL
+
+_DIGITS = np.full(256, 0xFF, np.uint64)  # what each character is worth as one of hex
+_DIGITS[list(b"0123456789abcdef")] = range(16)
 
 
 class Rows(NamedTuple):
@@ -343,6 +351,145 @@ def _debug_symbols(path: Path, elf: Elf) -> list[Rows]:
         except (OSError, ValueError):
             continue
     return []
+
+
+class CapturedSymbols:
+    """The symbols that a capture holds: its folder `symbols` (docs/capture.md).
+
+    Raises WaitfoldError where that cannot be read or is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            files = sorted(folder.iterdir())
+        except OSError as error:
+            raise WaitfoldError(f"{folder}: {error.strerror}") from None
+        # One that was not finished has a suffix.
+        self._files = [_CapturedFile(path) for path in files if path.suffix != ".new"]
+
+    def symbols(self, path: str, inode: int, build_id: str) -> Symbols:
+        """Return the symbols of a file by their places in it, none where it is not held.
+
+        What is not known of it is 0 or empty. Of files that may be it none is taken.
+        """
+        name = _without_deleted(path)
+        same = [f for f in self._files if not (build_id and f.build_id) or f.build_id == build_id]
+        for found in (
+            [f for f in same if build_id and f.build_id],
+            [f for f in same if inode and f.has(inode, name)],
+            [f for f in same if name in f.mapped],
+        ):
+            if len(found) > 1:
+                found = [f for f in found if name in f.mapped]
+            if found:
+                return found[0].symbols() if len(found) == 1 else Symbols()
+        return Symbols()
+
+
+def captured_symbols(capture: Path) -> CapturedSymbols | None:
+    """Return the symbols of a capture, None where it was recorded without."""
+    folder = capture / "symbols"
+    return CapturedSymbols(folder) if folder.is_dir() else None
+
+
+def _without_deleted(path: str) -> str:
+    return path.removesuffix(" (deleted)")
+
+
+class _CapturedFile:
+    """One file of them. Only its head is read at first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.build_id = ""
+        self.mapped: dict[str, set[int]] = {}  # paths, and the inodes that had each
+        self._loads: list[tuple[int, int, int]] = []  # offset in the file, address, size in memory
+        self._head = self._lines = 0  # bytes and lines of it
+        try:
+            with _open(path) as file:
+                for line in file:
+                    if not line.startswith(b"#"):
+                        break
+                    self._lines += 1
+                    self._head += len(line)
+                    self._take(line.decode(errors="backslashreplace"))
+        except (OSError, ValueError) as error:
+            raise WaitfoldError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        if not self.mapped:
+            raise self._damaged(self._lines + 1)
+
+    def _take(self, line: str) -> None:
+        if match := re.fullmatch(r"# build_id\t([0-9a-f]+)\n", line):
+            self.build_id = match[1]
+        elif match := re.fullmatch(r"# mapped\t([0-9]+) (.+)\n", line):
+            self.mapped.setdefault(_without_deleted(match[2]), set()).add(int(match[1]))
+        elif match := re.fullmatch(r"# load((?:[\t ]0x[0-9a-f]{1,16}){3})\n", line):
+            offset, address, size = (int(word, 16) for word in match[1].split())
+            self._loads.append((offset, address, size))
+        else:
+            raise self._damaged(self._lines)
+
+    def _damaged(self, line: int) -> WaitfoldError:
+        return WaitfoldError(
+            f"{self._path}: line {line} is damaged or missing. Copy the capture anew; without "
+            "this file, its functions have no names."
+        )
+
+    def has(self, inode: int, path: str) -> bool:
+        """Return whether the inode was mapped by a path that ends in the same name."""
+        name = path.rpartition("/")[2]
+        return any(
+            inode in inodes and own.rpartition("/")[2] == name
+            for own, inodes in self.mapped.items()
+        )
+
+    def symbols(self) -> Symbols:
+        """Return its symbols by their places in the file that was mapped."""
+        try:
+            text = self._path.read_bytes()[self._head :]
+        except OSError as error:
+            raise WaitfoldError(f"{self._path}: {error.strerror}") from None
+        content = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero(content == ord("\n"))
+        if text and not text.endswith(b"\n"):
+            raise self._damaged(self._lines + len(ends) + 1)
+        heads = np.append(0, ends[:-1] + 1)[: len(ends)]
+        # Three tabs in each line: address, size, st_info, name.
+        tabs = np.flatnonzero(content == ord("\t"))
+        lines = np.searchsorted(ends, tabs)
+        bad = np.flatnonzero(np.bincount(lines, minlength=len(ends)) != 3)
+        if len(bad):
+            raise self._damaged(self._lines + int(bad[0]) + 1)
+        first, second, third = tabs.reshape(-1, 3).T
+        addresses = self._hex(content, heads, first)
+        sizes = self._hex(content, first + 1, second)
+        info = self._hex(content, second + 1, third)
+        kinds, bindings = ((c & np.uint64(0xF)).astype(np.uint8) for c in (info, info >> 4))
+        starts = addresses.copy()
+        inside = np.full(len(starts), not self._loads)
+        for offset, address, size in reversed(self._loads):
+            here = (addresses >= address) & (addresses - np.uint64(address) < size)
+            starts[here] = addresses[here] + np.uint64(offset - address & _MASK)
+            inside |= here
+        rows = np.flatnonzero(inside)
+        starts = starts[rows]
+        columns = (starts, starts + sizes[rows], third[rows] + 1, kinds[rows], bindings[rows])
+        return Symbols([Rows(*columns, text.replace(b"\n", b"\0"))])
+
+    def _hex(
+        self, content: NDArray[np.uint8], heads: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.uint64]:
+        """Return the numbers that stand from `heads` to before `ends`, one in each line."""
+        value = np.zeros(len(heads), np.uint64)
+        bad = (heads >= ends) | (ends - heads > 16)
+        for i in range(16):
+            here = np.flatnonzero(heads + i < ends)
+            digits = _DIGITS[content[heads[here] + i]]
+            bad[here] |= digits > 15
+            value[here] = value[here] << np.uint64(4) | digits
+        if bad.any():
+            raise self._damaged(self._lines + int(np.argmax(bad)) + 1)
+        return value
 
 
 def vdso_symbols() -> Symbols:
