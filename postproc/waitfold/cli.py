@@ -401,7 +401,8 @@ def _time_stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
     for warning in joined.warnings:
         _complain(f"warning: {warning}")
     shown = fold.Shown(options.event, options.query, options.idle)
-    stacks = fold.folded_times(joined, read_traces(data, events), kind, shown)
+    traces = read_traces(data, events, captured_symbols(capture.path))
+    stacks = fold.folded_times(joined, traces, kind, shown)
     return stacks, fold.look(stacks, kind, shown, _title(kind.about, capture))
 
 
