@@ -140,7 +140,10 @@ class Heat:
 
 @dataclass(frozen=True)
 class Lane:
-    """A process, or several: `time_ns` is (states, columns)."""
+    """A process, or several: `time_ns` is (states, columns).
+
+    `processes` at once fill the lane.
+    """
 
     label: str
     about: str
@@ -177,13 +180,12 @@ def timeline(
     if not lanes:
         raise WaitfoldError(f"nothing to draw: no process of the server is in {capture.path}")
     lost = _lost(columns, stream.gaps)
-    about = (
-        f"{seconds(joined.end_ns - joined.start_ns)} from {capture.manifest['started']}"
-        if "started" in capture.manifest
-        else seconds(joined.end_ns - joined.start_ns)
-    )
-    if stream.lost:
-        about += f"; {stream.lost} samples lost"
+    about = seconds(joined.end_ns - joined.start_ns)
+    if "started" in capture.manifest:
+        about += f" from {capture.manifest['started']}"
+    if columns.end_ns - columns.start_ns < joined.end_ns - joined.start_ns:
+        about += f", here {_span(columns, 0, columns.count)}"
+    about += f"; {stream.lost} samples lost" if stream.lost else "; no samples lost"
     svg = _svg(title, about, heat, lanes, lost, capture.events.label)
     return svg, list(dict.fromkeys([*joined.warnings, *stream.warnings]))
 
@@ -245,13 +247,9 @@ def _lanes(joined: Joined, columns: Columns) -> list[Lane]:
     best = found[np.argsort(-busy[found], kind="stable")]
     if len(best) > LANES_MAX:
         best = best[: LANES_MAX - 1]
+    since = segments.start_ns[heads].tolist()
     order = sorted(
-        best.tolist(),
-        key=lambda i: (
-            KINDS.index(backends[i].kind),
-            backends[i].type,
-            segments.start_ns[heads[i]],
-        ),
+        best.tolist(), key=lambda i: (KINDS.index(backends[i].kind), backends[i].type, since[i], i)
     )
     # Each process's lane; the last is of all others, and what is of none is below that.
     place = np.full(len(pids), len(order) + 1, np.int64)
@@ -268,8 +266,10 @@ def _lanes(joined: Joined, columns: Columns) -> list[Lane]:
         label = f"{pid} {who or backend.type}"
         lanes.append(Lane(label, f"{pid} {backend.type} {who}".rstrip(), time))
     if more := len(found) - len(order):
-        name = f"{more} other processes"
-        lanes.append(Lane(name, name, times[len(order)], more))
+        time = times[len(order)]
+        most = math.ceil((time.sum(axis=0) / np.maximum(np.diff(columns.edges), 1)).max())
+        name = f"{more} others, {most} at once at most"
+        lanes.append(Lane(name, name, time, max(most, 1)))
     return lanes
 
 
@@ -325,14 +325,13 @@ def _svg(
     time = heat.total_ns
     waits = int(heat.counts[:CUT_ROW].sum())
     cut = int(heat.counts[CUT_ROW].sum())
-    about += f"; {waits} waits that ended and {cut} that were cut, {human(time.sum())} together"
-    body = [
-        _text(20, 28, title, "big"),
-        _text(20, 48, f"{about}; idle waits left out. Columns of {human(columns.width_ns)}."),
-    ]
+    about += f"; {waits} waits seen to end and {cut} cut, {human(time.sum())} together, but "
+    about += f"for idle ones; columns of {human(columns.width_ns)}"
+    body = [_text(20, 28, one_line(title, 120), "big"), _text(20, 48, one_line(about, 180))]
     top = 92
     body.append(_text(20, top - 14, "How long waits were, and how much time went into them"))
-    body += _heat_legend(time, columns, top - 26)
+    if time.any():
+        body += _heat_legend(time, columns, top - 26)
     height = _draw_heat(body, heat, lost, label, top)
     body += _time_axis(columns, top, top + height)
     top += height + 74
@@ -406,7 +405,7 @@ def _draw_heat(body: list[str], heat: Heat, lost: NDArray[np.bool_], label: Labe
     # From a power of ten to one, so that the axis has labels.
     low = int(math.log2(10 ** math.floor(math.log10(2**low))))
     high = math.ceil(math.log2(10 ** math.ceil(math.log10(2 ** (high + 1))))) - 1
-    cut_height = _ROW + 6
+    cut_height = _ROW + 10
     height = (high + 1 - low) * _ROW + cut_height
 
     def y(row: int) -> int:
@@ -421,7 +420,7 @@ def _draw_heat(body: list[str], heat: Heat, lost: NDArray[np.bool_], label: Labe
         if at < top + cut_height - 1:
             break
         body.append(f'<path class="faint" d="M{_LEFT} {at:.1f}h{_PLOT}v1h-{_PLOT}z"/>')
-        body.append(_text(_LEFT - 6, at + 4, human(10**power), "end"))
+        body.append(_text(_LEFT - 6, at + 4, _power(power), "end"))
     body.append(
         f"<g>{_text(_LEFT - 6, top + _ROW, 'cut, length unknown', 'end')}"
         f"{_tip('under way when the recording began or ended, or when samples were lost')}</g>"
@@ -465,6 +464,12 @@ def _draw_heat(body: list[str], heat: Heat, lost: NDArray[np.bool_], label: Labe
             f"{_tip(f'{_span(columns, first, last)}: samples were lost')}</rect>"
         )
     return height
+
+
+def _power(power: int) -> str:
+    """Return a power of ten ns in its unit: `100 us`."""
+    unit = min(power // 3, 3)
+    return f"{10 ** (power - 3 * unit)} {('ns', 'us', 'ms', 's')[unit]}"
 
 
 def _top_exponent(sessions: NDArray[np.float64]) -> int:
@@ -511,9 +516,9 @@ def _draw_lanes(columns: Columns, lanes: Sequence[Lane], top: int) -> list[str]:
     slices = _slices(columns)
     for i, lane in enumerate(lanes):
         y = top + i * _PITCH
-        about = one_line(lane.about, 200)
+        name, about = one_line(lane.label, _LABEL), one_line(lane.about, 300)
         body.append(
-            f"<g>{_text(_LEFT - 6, y + 12, one_line(lane.label, _LABEL), 'end small')}"
+            f"<g>{_text(_LEFT - 6, y + 12, name, 'end small')}"
             f"{_tip(f'{about}: {_shares(lane.time_ns.sum(axis=1))}')}</g>"
         )
         body.append(_in_columns(columns, y, _LANE / _UNITS))
@@ -525,7 +530,7 @@ def _draw_lanes(columns: Columns, lanes: Sequence[Lane], top: int) -> list[str]:
         for first, last in slices:
             shares = _shares(lane.time_ns[:, first:last].sum(axis=1))
             if shares:
-                what = f"{about}\n{_span(columns, first, last)}: {shares}"
+                what = f"{name}\n{_span(columns, first, last)}: {shares}"
                 body.append(
                     f'<path class="tip" d="M{first} 0h{last - first}v{_UNITS}h{first - last}z">'
                     f"{_tip(what)}</path>"
