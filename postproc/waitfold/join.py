@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,9 @@ from waitfold.backends import UNKNOWN as UNKNOWN_TYPE
 from waitfold.capture import Capture
 from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, TransitionStream, transitions
 from waitfold.perfdata import PerfData
+from waitfold.queries import SET as QUERY_SET
+from waitfold.queries import UNKNOWN as NO_QUERY
+from waitfold.queries import Queries, read_queries
 from waitfold.sched import (
     NO_SLEEPS,
     NO_UNKNOWN,
@@ -81,7 +83,7 @@ class Joined:
     capture: Capture
     segments: Segments
     sleeps: Sleeps
-    queries: Any
+    queries: Queries
     backends: dict[int, Backend]
     warnings: list[str]
     start_ns: int
@@ -106,6 +108,7 @@ def join(capture: Capture, progress: Progress | None = None) -> Joined:
     """
     data = next((f for f in capture.files if isinstance(f, PerfData) and has_switches(f)), None)
     switches = read_switches(data, progress) if data else None
+    queries = read_queries(capture, progress)
     stream = transitions(capture.files, capture.rule, progress)
     stores = _Stores(stream, capture)
     gaps = merged(stream.gaps)
@@ -125,14 +128,14 @@ def join(capture: Capture, progress: Progress | None = None) -> Joined:
             warnings.append(f"{others} threads that are not the first of their process left out")
     scheduled = switches is not None
     del switches
-    merger = _Merger(stores, sleeps if scheduled else None, unknown, gaps)
+    merger = _Merger(stores, sleeps if scheduled else None, unknown, queries, gaps)
     backends = dict(capture.seen.backends)
     for pid in pids:
         if backends.get(pid, Backend(UNKNOWN_TYPE)).type == UNKNOWN_TYPE:
             backends[pid] = Backend(CLIENT if stores.reads(pid) else UNKNOWN_TYPE)
     return Joined(
-        capture, merger.segments(lives), sleeps, None, backends, warnings, start, end, scheduled,
-        False, stream.lost,
+        capture, merger.segments(lives), sleeps, queries, backends, warnings, start, end, scheduled,
+        QUERY_SET in capture.sets, stream.lost,
     )  # fmt: skip
 
 
@@ -236,16 +239,19 @@ class _Merger:
         stores: _Stores,
         sleeps: Sleeps | None,
         unknown: Unknown,
+        queries: Queries,
         gaps: NDArray[np.int64],
     ) -> None:
         self._stores = stores
         self._sleeps = sleeps
         self._unknown = unknown
+        self._queries = queries
         self._gaps = gaps
 
     def segments(self, lives: Lives) -> Segments:
         """Return the segments of all lives."""
         rows = 3 * len(lives.tid) * (1 + 2 * len(self._gaps)) + len(self._stores)
+        rows += len(self._queries.pid)
         if self._sleeps is not None:
             rows += 3 * len(self._sleeps) + 2 * len(self._unknown.tid)
         # Memory that is not written to is not used.
@@ -261,7 +267,8 @@ class _Merger:
         """Write the segments of a life from row `n` on; return how many they are."""
         wait_at, wait = self._seen(*self._stores.waits(pid, since, until))
         run_at, run, sleep = self._run(pid, since, until)
-        times = np.concatenate([wait_at, run_at])
+        asked_at, query = self._query(pid, since, until)
+        times = np.concatenate([wait_at, run_at, asked_at])
         times = times[(times > since) & (times < until)]
         times.sort(kind="stable")
         times = np.append(np.int64(since), times)
@@ -275,7 +282,7 @@ class _Merger:
         at = np.searchsorted(run_at, times, "right") - 1
         all_.run[rows] = run[at]
         all_.sleep[rows] = sleep[at]
-        all_.query[rows] = -1
+        all_.query[rows] = query[np.searchsorted(asked_at, times, "right") - 1]
         return len(times)
 
     def _seen(
@@ -292,6 +299,18 @@ class _Merger:
         starts = starts[starts > time[0]]
         place = np.searchsorted(time, starts, "left")
         return np.insert(time, place, starts), np.insert(value, place, np.uint32(UNSEEN))
+
+    def _query(
+        self, pid: int, since: int, until: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return from when on a process was in which query, first the one at `since`."""
+        own = _slice(self._queries.pid, self._queries.time_ns, pid, since + 1, until)
+        before = own.start - 1
+        first = NO_QUERY
+        if before >= 0 and self._queries.pid[before] == pid:
+            first = int(self._queries.code[before])
+        time = np.append(np.int64(since), self._queries.time_ns[own])
+        return time, np.append(np.int32(first), self._queries.code[own])
 
     def _run(
         self, pid: int, since: int, until: int

@@ -197,7 +197,7 @@ class _Reader:
         self._data.long_enough(piece, at, layout.fixed)
         both = piece.words[layout.tid_at :].take(at).view(np.int32)
         if len(both) and int(both.max()) > PID_MAX:
-            bad: NDArray[np.bool_] = (both.reshape(-1, 2) > PID_MAX).any(axis=1)
+            bad = np.asarray((both.reshape(-1, 2) > PID_MAX).any(axis=1))
             raise self._data.damaged(piece, at, bad, "has a thread that cannot be")
         return both[0::2], both[1::2]
 
@@ -262,7 +262,7 @@ def off_cpu(
       where none were taken, if he was in a wait. If samples saw him run, he ran.
     - Where a thread leaves the CPU twice, that it came in between has no sample: it is one of
       whoever left then, and some tasks, idle ones among them, stop making any (seen with 6.18).
-      It came when it was next seen to run, by a sample or by what it stored, or when it left; GUESSED.
+      It came when it was next seen to run, by a sample or a store, or when it left: GUESSED.
     - Where it comes twice, it is not known when it left.
     """
     tid, time, kind = _rows(switches, lives, gaps)
