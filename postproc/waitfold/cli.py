@@ -25,6 +25,7 @@ from waitfold.perfdata import PerfData
 from waitfold.profile import read_traces
 from waitfold.show import fold, text
 from waitfold.show.timeline import timeline
+from waitfold.symbols import captured_symbols
 
 SCRIPTS = {
     "record": "record a running server into a capture",
