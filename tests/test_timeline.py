@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT
 
 from waitfold.analysis import Analysis, analyse, intervals
 from waitfold.backends import CLIENT, Backend
 from waitfold.capture import Capture, Naming, open_capture
+from waitfold.cli import main
 from waitfold.events import TransitionStream
 from waitfold.join import UNSEEN, Segments, join
 from waitfold.pair import Intervals
@@ -22,7 +23,6 @@ from waitfold.show import palette, timeline
 from waitfold.show.timeline import CUT_ROW, STATES, Columns, Heat
 from waitfold.waitevents import is_idle
 
-WAITFOLD = ROOT / ".venv/bin/waitfold"
 CAPTURES = [ROOT / "tests/data/mixed", ROOT / "samples/pgbench-cold-reads"]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -247,22 +247,17 @@ def test_states(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
 
 
-def test_command(tmp_path: Path) -> None:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command writes a picture of the part that is asked for, and refuses one that is not."""
     out = tmp_path / "t.svg"
-    answer = run(WAITFOLD, "timeline", CAPTURES[1], "-o", out, "--from", "0.5", "--to", "1")
-    assert answer.returncode == 0, answer.stderr
+    command = ["timeline", str(CAPTURES[1]), "-o", str(out)]
+    assert main([*command, "--from", "0.5", "--to", "1"]) == 0
     texts = [element.text for element in ET.parse(out).iter(f"{SVG}text")]
     assert "0.50" in texts and "1.00" in texts and "0.00" not in texts
-    for wrong in (
-        ("--from", "99"),
-        ("--to", "0"),
-        ("--from", "nan"),
-        ("--from", "1", "--to", "0.5"),
-    ):
+    for wrong in ("--from 99", "--to 0", "--from nan", "--from 1 --to 0.5"):
         out.unlink(missing_ok=True)
-        answer = run(WAITFOLD, "timeline", CAPTURES[1], "-o", out, *wrong)
-        assert answer.returncode == 2 and "there is nothing between --from" in answer.stderr
+        assert main([*command, *wrong.split()]) == 2
+        assert "there is nothing between --from" in capsys.readouterr().err
         assert not out.exists()
 
 

@@ -262,7 +262,7 @@ def _lanes(joined: Joined, columns: Columns) -> list[Lane]:
     lanes = []
     for i, time in zip(order, times, strict=False):
         backend, pid = backends[i], int(pids[i])
-        who = " ".join(filter(None, (backend.who, getattr(backend, "application", ""))))
+        who = " ".join(filter(None, (backend.who, backend.application)))
         label = f"{pid} {who or backend.type}"
         lanes.append(Lane(label, f"{pid} {backend.type} {who}".rstrip(), time))
     if more := len(found) - len(order):
