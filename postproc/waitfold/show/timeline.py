@@ -325,8 +325,8 @@ def _svg(
     time = heat.total_ns
     waits = int(heat.counts[:CUT_ROW].sum())
     cut = int(heat.counts[CUT_ROW].sum())
-    about += f"; {waits} waits seen to end and {cut} cut, {human(time.sum())} together, but "
-    about += f"for idle ones; columns of {human(columns.width_ns)}"
+    about += f"; {waits} waits seen to end and {cut} cut, {human(time.sum())} together, idle ones "
+    about += f"left out; columns of {human(columns.width_ns)}"
     body = [_text(20, 28, one_line(title, 120), "big"), _text(20, 48, one_line(about, 180))]
     top = 92
     body.append(_text(20, top - 14, "How long waits were, and how much time went into them"))
@@ -500,10 +500,11 @@ def _lane_legend(lanes: Sequence[Lane], top: int) -> tuple[list[str], int]:
     parts, x, y = [], 20, top
     for i in np.flatnonzero(total).tolist():
         width = 34 + 7 * len(STATES[i])
+        fill = "lost" if STATES[i] == palette.UNSEEN else f"s{i}"
         if x + width > _WIDTH - 20:
             x, y = 20, y + 20
         parts.append(
-            f'<g><rect class="s{i} cells" x="{x}" y="{y}" width="14" height="12"/>'
+            f'<g><rect class="{fill} cells" x="{x}" y="{y}" width="14" height="12"/>'
             f"{_text(x + 20, y + 10, STATES[i])}"
             f"{_tip(f'{STATES[i]}: {_exact(int(total[i]))} in all')}</g>"
         )
