@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_right
+import struct
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ _WITHOUT_MAPS = 1 << 13  # of a FORK that perf made up (FORK_EXEC)
 _WITH_BUILD_ID = 1 << 14  # of an MMAP2
 
 _PROT_EXEC = 4
+
+# Parts of a record: its head, a word, a pid and a tid, and what is mapped where.
+_HEAD, _WORD, _THREAD, _MAP = (struct.Struct(f"<{part}") for part in ("IHH", "Q", "II", "3Q"))
 
 
 class Map(NamedTuple):
@@ -387,8 +391,7 @@ def _ranges(
     return np.repeat(at, lengths) + depth, depth
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """A record other than a sample: what a process was called, or had mapped."""
 
     time_ns: int
@@ -483,33 +486,35 @@ class _Reader:
 
     def _names(self, piece: Piece) -> Iterator[_Record]:
         """Yield the COMM and MMAP records of a piece, the kernel's apart."""
+        content = piece.words.data.cast("B")
+        time_at = self._data.layouts[0].trailer_time if self._data.sample_id_all else 0
         for at in piece.names:
-            head = int(piece.words[at])
-            kind, misc = head & 0xFFFF_FFFF, head >> 32 & 0xFFFF
-            size = {perfdata.COMM: 2, perfdata.MMAP: 5, perfdata.MMAP2: 9}[kind]
-            words = piece.words[at : at + (head >> 51)]
+            kind, misc, size = _HEAD.unpack_from(content, 8 * at)
             place = piece.offset + 8 * at
-            if len(words) <= size:
+            fixed = {perfdata.COMM: 16, perfdata.MMAP: 40, perfdata.MMAP2: 72}[kind]
+            if size <= fixed:
                 raise PerfDataError(
                     f"{self._data.path}: the record at byte {place} is too short "
                     "for what it should hold. The file is damaged."
                 )
-            time = self._data.trailer(piece, at)[0] or 0
-            thread = int(words[1])
-            pid, tid = thread & 0xFFFF_FFFF, thread >> 32
-            name = words[size:].tobytes().split(b"\0")[0].decode(errors="backslashreplace")
+            end = 8 * at + size
+            timed = 0 < 8 * time_at < size
+            time = _WORD.unpack_from(content, end - 8 * time_at)[0] if timed else 0
+            pid, tid = _THREAD.unpack_from(content, 8 * at + 8)
+            text = bytes(content[8 * at + fixed : end]).split(b"\0", 1)[0]
+            name = text.decode(errors="backslashreplace")
             if kind == perfdata.COMM:
                 yield _Record(time, place, kind, pid, tid, comm=name)
                 continue
-            start, length, offset = (int(word) for word in words[2:5])
+            start, length, offset = _MAP.unpack_from(content, 8 * at + 16)
             inode, build_id, executable = 0, "", True
             if kind == perfdata.MMAP2:
-                executable = bool(int(words[8]) & _PROT_EXEC)
+                executable = bool(_THREAD.unpack_from(content, 8 * at + 64)[0] & _PROT_EXEC)
                 if misc & _WITH_BUILD_ID:
-                    raw = words[5:8].tobytes()
+                    raw = bytes(content[8 * at + 40 : 8 * at + 64])
                     build_id = raw[4 : 4 + min(raw[0], 20)].hex()
                 else:
-                    inode = int(words[6])
+                    inode = _WORD.unpack_from(content, 8 * at + 48)[0]
             end = min(start + length, (1 << 64) - 1)
             if _has_no_file(name) and executable:
                 # Where perf looks for the names of what is compiled, by address.
@@ -643,7 +648,7 @@ def _insert(mapped: list[Map], new: Map) -> None:
     """Put a map among others in order of address; it takes the place of what was there."""
     if new.start >= new.end:
         return
-    first = bisect_right(mapped, new.start, key=lambda m: m.start)
+    first = bisect_left(mapped, (new.start + 1,))
     if first and mapped[first - 1].end > new.start:
         first -= 1
     last = first
