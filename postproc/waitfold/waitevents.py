@@ -99,6 +99,11 @@ class WaitEvents:
         else:
             self._names.pop(value, None)
 
+    @property
+    def names(self) -> frozenset[tuple[str, str]]:
+        """All that label() may return by the tables."""
+        return frozenset(self._names.values())
+
     def label(self, value: int) -> tuple[str, str]:
         """Return class and name of a value, as pg_stat_activity shows them."""
         if value == 0:
