@@ -8,7 +8,7 @@ PYTHON ?= python3
 SCRIPTS := waitfold-record waitfold-probes waitfold-doctor waitfold-watch
 BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
 
-.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed kill fuzz matrix usdt-postgres
+.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed account kill fuzz matrix usdt-postgres
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,9 @@ cost: deps ## CPU added per transition by each mode and engine, and by bpftrace:
 
 speed: deps ## the reader against perf script and mawk
 	bench/speed.sh
+
+account: deps ## is all of each backend's time accounted for, and as the kernel counts it?
+	bench/account.sh
 
 kill: deps ## kill -9 at random moments
 	bench/kill.sh
