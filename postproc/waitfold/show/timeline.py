@@ -445,8 +445,8 @@ def _draw_heat(body: list[str], heat: Heat, lost: NDArray[np.bool_], label: Labe
             plain.setdefault(int(level[row, cell]), []).append(box)
             continue
         ns = int(time[row, cell])
-        what = f"{_span(columns, cell, cell + 1)}, {_length(row)}: {heat.counts[row, cell]} waits "
-        what += f"ended, {_exact(ns)} waited"
+        what = f"{_span(columns, cell, cell + 1)}, waits of {_length(row)}: "
+        what += f"{heat.counts[row, cell]} ended, {_exact(ns)} waited"
         if stack is not None and ns:
             of = stack[:, row, cell]
             i = int(of.argmax())
@@ -615,7 +615,7 @@ def _span(columns: Columns, first: int, last: int) -> str:
 
 
 def _length(row: int) -> str:
-    return "cut" if row == CUT_ROW else f"{human(2**row)} to {human(2 ** (row + 1))}"
+    return "unknown length" if row == CUT_ROW else f"{human(2**row)} to {human(2 ** (row + 1))}"
 
 
 def _exact(ns: int) -> str:
