@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from waitfold import __version__
+from waitfold import diff as comparison
 from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
 from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, plain_profile
 from waitfold.errors import Misuse, WaitfoldError
@@ -23,6 +24,7 @@ from waitfold.events import TransitionStream
 from waitfold.join import join
 from waitfold.perfdata import PerfData
 from waitfold.profile import read_traces
+from waitfold.show import diff as show_diff
 from waitfold.show import fold, text
 from waitfold.show.timeline import timeline
 from waitfold.symbols import captured_symbols
@@ -70,6 +72,15 @@ examples:
 examples:
   waitfold flamegraph waits-db1 -o waits.svg
   waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, slow checkout'""",
+    "diff": """\
+examples:
+  waitfold diff monday tuesday
+      by wait event, and by transaction where both captures tell how many there were
+  waitfold diff monday tuesday --per second --flamegraph diff.svg
+      red: more than before, blue: less
+  waitfold diff monday tuesday --by query
+      of captures made by: waitfold record --with query ...
+  waitfold diff monday tuesday --json | jq '.rows[] | select(.significant) | .name'""",
     "timeline": """\
 examples:
   waitfold timeline waits-db1 -o waits.svg
@@ -187,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     graph.add_argument("-o", metavar="FILE.svg", required=True, help="replaced if it exists")
     graph.add_argument("--title", help="default: version and name of the capture")
+    _add_diff(verbs)
     picture = _verb(
         verbs,
         "timeline",
@@ -228,6 +240,40 @@ def _parser() -> argparse.ArgumentParser:
             help="of this probe set, which was recorded with --with, instead of wait events",
         )
     return parser
+
+
+def _add_diff(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    diff = verbs.add_parser(
+        "diff",
+        help="what changed between two captures by more than noise",
+        description=textwrap.fill(
+            "What changed between two captures by more than noise: time, number and mean time of "
+            "each wait event, statement or stack, the greatest change that is certain first."
+        ),
+        epilog=EXAMPLES["diff"],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    diff.set_defaults(run=_diff)
+    for name in ("before", "after"):
+        diff.add_argument(name, metavar=name.upper(), type=Path, help="a capture folder")
+    diff.add_argument(
+        "--by",
+        choices=[*comparison.STRETCHES],
+        default="event",
+        help="what is compared (default: event)",
+    )
+    diff.add_argument(
+        "--per",
+        choices=["second", "transaction"],
+        help="what times and numbers are divided by (default: transaction, where both captures "
+        "tell how many there were, by --with transaction or query; else second)",
+    )
+    diff.add_argument("--json", action="store_true", help="for a program; all rows")
+    diff.add_argument(
+        "--flamegraph",
+        metavar="FILE.svg",
+        help="also draw both in one: as wide as after, red what is more than before, blue less",
+    )
 
 
 def _verb(
@@ -417,6 +463,29 @@ def _timeline(options: argparse.Namespace) -> None:
         file.write(svg.encode())
     for warning in warnings:
         _complain(f"warning: {warning}")
+
+
+def _diff(options: argparse.Namespace) -> None:
+    before, after = (
+        comparison.read_side(open_capture(path, Naming()), options.by, _progress())
+        for path in (options.before, options.after)
+    )
+    per_transaction = comparison.per_transaction(before, after, options.per)
+    unit = "transaction" if per_transaction else "second"
+    differs, apart = comparison.differences(before, after)
+    rows = comparison.compare(before, after, per_transaction, apart)
+    if options.flamegraph:
+        stacks = show_diff.folded(before, after, per_transaction)
+        if not stacks:
+            raise WaitfoldError("nothing to draw: no waits in either capture")
+        title = f"{before.capture.path.resolve().name} to {after.capture.path.resolve().name}"
+        svg = fold.flamegraph(stacks, fold.Look(f"{title}: red more, blue less, per {unit}"))
+        with _replacing(Path(options.flamegraph)) as file:
+            file.write(svg)
+    if options.json:
+        sys.stdout.write(show_diff.diff_json(before, after, rows, differs, options.by, unit))
+    else:
+        _say(show_diff.diff_text(before, after, rows, differs, options.by, unit))
 
 
 def _warn(capture: Capture, stream: TransitionStream) -> None:

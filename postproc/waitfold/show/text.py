@@ -98,7 +98,7 @@ def report_text(
     lines += _process_table(analysis.processes()) if by_backend else _wait_tables(analysis)
     for one in sets:
         lines += _set_table(one)
-    lines += ["", *_wrapped("", _method(analysis, sets))]
+    lines += ["", *wrapped("", _method(analysis, sets))]
     if histogram:
         for wait in analysis.waits(analysis.everything()):
             lines += _histogram(wait)
@@ -150,7 +150,7 @@ def _head(analysis: Analysis, warnings: list[str]) -> list[str]:
         head["late"] = _late(capture.late)
     lines = [f"waitfold report of {capture.path}", ""]
     for key, text in [*head.items(), *(("WARNING", text) for text in warnings)]:
-        lines += _wrapped(f"{key:<13}", text)
+        lines += wrapped(f"{key:<13}", text)
     return lines
 
 
@@ -212,10 +212,10 @@ def _set_table(one: SetAnalysis) -> list[str]:
         note = f"{len(more)} more, {total} together (--json has all). {note}"
     return [
         "",
-        *_wrapped("", f"{one.probe_set.name}: {one.probe_set.about}"),
+        *wrapped("", f"{one.probe_set.name}: {one.probe_set.about}"),
         _columns(name="name"),
         *chain.from_iterable(_row(wait, name=one_line(wait.name)) for wait in waits[:_SET_ROWS]),
-        *_wrapped("", note),
+        *wrapped("", note),
     ]
 
 
@@ -247,7 +247,7 @@ def _table(title: str, waits: list[Wait], note: str = "") -> list[str]:
     if not waits:
         return []
     rows = chain.from_iterable(_row(wait) for wait in waits)
-    return ["", title, _columns(), *rows, *_wrapped("", note)]
+    return ["", title, _columns(), *rows, *wrapped("", note)]
 
 
 def _columns(share: str = "", name: str = "wait event") -> str:
@@ -334,5 +334,6 @@ def _plural(n: int, noun: str, ending: str = "s") -> str:
     return f"{n} {noun}{'' if n == 1 else ending}"
 
 
-def _wrapped(label: str, text: str) -> list[str]:
+def wrapped(label: str, text: str) -> list[str]:
+    """Return a text as lines of a terminal, the first behind a label, the others below it."""
     return textwrap.wrap(text, WIDTH - 1, initial_indent=label, subsequent_indent=" " * len(label))
