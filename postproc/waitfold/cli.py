@@ -17,6 +17,7 @@ from typing import IO
 
 from waitfold import __version__
 from waitfold import diff as comparison
+from waitfold.account import DIMENSIONS, account
 from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
 from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, plain_profile
 from waitfold.errors import Misuse, WaitfoldError
@@ -24,6 +25,8 @@ from waitfold.events import TransitionStream
 from waitfold.join import join
 from waitfold.perfdata import PerfData
 from waitfold.profile import read_traces
+from waitfold.queries import SET as QUERY_SET
+from waitfold.sched import has_switches
 from waitfold.show import diff as show_diff
 from waitfold.show import fold, text
 from waitfold.show.timeline import timeline
@@ -148,7 +151,12 @@ def _parser() -> argparse.ArgumentParser:
         "Counts, means and percentiles are of the complete intervals; what was seen of those that "
         "the window or a loss cut is added to the totals only (in JSON apart, as cut_ns).",
     )
-    report.add_argument("--by", choices=["backend"], help="a line per process instead of per event")
+    report.add_argument(
+        "--by",
+        metavar="DIM[,DIM...]",
+        help=f"a line for each {', '.join(DIMENSIONS[:-1])} or {DIMENSIONS[-1]}, or each "
+        "combination of them",
+    )
     report.add_argument("--histogram", action="store_true", help="add a histogram per event")
     report.add_argument(
         "--json",
@@ -328,13 +336,24 @@ def _open(options: argparse.Namespace) -> Capture:
 def _report(options: argparse.Namespace) -> None:
     if options.json and (options.by or options.histogram):
         raise Misuse("--json goes without --by and --histogram: it always holds the same")
+    by = options.by.split(",") if options.by else []
+    for dimension in by:
+        if dimension not in DIMENSIONS or by.count(dimension) > 1:
+            raise Misuse(f"--by {options.by}: give some of {', '.join(DIMENSIONS)}, each once")
     capture = _open(options)
+    if "query" in by and QUERY_SET not in capture.sets:
+        raise Misuse(f"{capture.path} does not hold the queries: waitfold record --with query ...")
     analysis = analyse(capture, _progress())
     sets = [analyse_set(capture, name, _progress(), analysis.backends) for name in capture.sets]
+    accounted = None
+    if any(isinstance(f, PerfData) and has_switches(f) for f in capture.files) or (
+        QUERY_SET in capture.sets or by not in ([], ["backend"])
+    ):
+        accounted = account(join(capture, _progress()))
     if options.json:
-        sys.stdout.write(text.report_json(analysis, sets))
+        sys.stdout.write(text.report_json(analysis, sets, accounted))
     else:
-        _say(text.report_text(analysis, options.by == "backend", options.histogram, sets))
+        _say(text.report_text(analysis, by, options.histogram, sets, accounted))
 
 
 def _waits(options: argparse.Namespace) -> None:

@@ -10,8 +10,10 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
+from waitfold.account import IDLE, IN_TRANSACTION, Account, Cells, Times
 from waitfold.analysis import Analysis, Process, SetAnalysis, Wait
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
+from waitfold.join import UNSEEN
 from waitfold.stores import Late
 
 FORMAT = 1
@@ -20,14 +22,18 @@ FORMAT = 1
 WIDTH = 80
 _BAR = 40
 _SET_ROWS = 20
+_BY_ROWS = 40
 
 
-def report_json(analysis: Analysis, sets: Sequence[SetAnalysis] = ()) -> str:
+def report_json(
+    analysis: Analysis, sets: Sequence[SetAnalysis] = (), account: Account | None = None
+) -> str:
     """Return the report as JSON, with those of the capture's other probe sets; times are in ns.
 
     `intervals` and, of each wait, all but `cut_ns` are of the complete intervals. `cut_ns` is
     what was seen of those that the window or a loss cut; `db_time_ns` counts them in. `late`, in
-    mode mem, is about backends that recording began of only after the window had.
+    mode mem, is about backends that recording began of only after the window had. `accounting` is
+    None where neither context switches nor queries were recorded.
     """
     waits = sorted(analysis.waits(analysis.everything()), key=_complete_ns, reverse=True)
     report = {
@@ -35,7 +41,7 @@ def report_json(analysis: Analysis, sets: Sequence[SetAnalysis] = ()) -> str:
         "pg_version": analysis.capture.pg_version,
         "mode": analysis.capture.mode,
         "window_ns": analysis.window_ns,
-        "db_time_ns": analysis.db_time_ns(),
+        "db_time_ns": account.db_time_ns() if account else analysis.db_time_ns(),
         "transitions": analysis.stream.transitions,
         "lost": analysis.stream.lost,
         "late": asdict(analysis.capture.late) if analysis.capture.late else None,
@@ -47,6 +53,7 @@ def report_json(analysis: Analysis, sets: Sequence[SetAnalysis] = ()) -> str:
             for p in analysis.processes()
         ],
         "sets": {one.probe_set.name: _set_json(one) for one in sets},
+        "accounting": _account_json(account) if account else None,
         "warnings": _warnings(analysis, sets),
     }
     return json.dumps(report, indent=1) + "\n"
@@ -89,13 +96,25 @@ def _stats_json(wait: Wait) -> dict[str, int]:
 
 def report_text(
     analysis: Analysis,
-    by_backend: bool,
+    by: Sequence[str],
     histogram: bool,
     sets: Sequence[SetAnalysis] = (),
+    account: Account | None = None,
 ) -> str:
-    """Return the report as text: head, tables, and histograms if asked for."""
-    lines = _head(analysis, _warnings(analysis, sets))
-    lines += _process_table(analysis.processes()) if by_backend else _wait_tables(analysis)
+    """Return the report as text: head, tables, and histograms if asked for.
+
+    `by` are dimensions of `account`; without that, backend alone.
+    """
+    db_time = account.db_time_ns() if account else analysis.db_time_ns()
+    lines = _head(analysis, db_time, _warnings(analysis, sets))
+    if by and account:
+        lines += _by_tables(account, by)
+    elif by:
+        lines += _process_table(analysis.processes())
+    else:
+        if account and account.joined.scheduled:
+            lines += _account_tables(account)
+        lines += _wait_tables(analysis, db_time)
     for one in sets:
         lines += _set_table(one)
     lines += ["", *wrapped("", _method(analysis, sets))]
@@ -111,7 +130,7 @@ def _warnings(analysis: Analysis, sets: Sequence[SetAnalysis]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _head(analysis: Analysis, warnings: list[str]) -> list[str]:
+def _head(analysis: Analysis, db_time: int, warnings: list[str]) -> list[str]:
     capture, stream = analysis.capture, analysis.stream
     manifest = capture.manifest
     server = f"PostgreSQL {capture.pg_version}, mode {capture.mode}"
@@ -135,7 +154,6 @@ def _head(analysis: Analysis, warnings: list[str]) -> list[str]:
     if stream.lost:
         lost = f"LOST {stream.lost} SAMPLES in {_plural(len(stream.gaps) + stream.cuts, 'gap')}"
     cut = analysis.censored
-    db_time = analysis.db_time_ns()
     sessions = db_time / analysis.window_ns if analysis.window_ns else 0.0
     head = {
         "server": server,
@@ -166,10 +184,10 @@ def _late(late: Late) -> str:
     return "; ".join(parts)
 
 
-def _wait_tables(analysis: Analysis) -> list[str]:
+def _wait_tables(analysis: Analysis, db_time: int) -> list[str]:
     waits = {name: analysis.waits(part) for name, part in analysis.parts.items()}
     return [
-        *_db_time_table(waits["foreground"], analysis.db_time_ns()),
+        *_db_time_table(waits["foreground"], db_time),
         *_table(
             "Idle, all processes",
             waits["idle"],
@@ -284,6 +302,190 @@ def _process_table(processes: list[Process]) -> list[str]:
         row = f"{count(p.busy_count):>8}{human(p.busy_ns):>7}  {p.top}"
         lines += [f"{name:<{width}}{row}"] if len(name) <= width else [name, " " * width + row]
     return lines
+
+
+# A row of an accounting: name, total, share (6), and by what the scheduler did (8 each).
+_NAMED = WIDTH - 6 - 5 * 8
+
+
+def _account_tables(account: Account) -> list[str]:
+    foreground, background = account.of("foreground"), account.of("background", "unknown")
+    lines = _account_table(
+        account, "client backends and parallel workers", foreground, account.db_time_ns()
+    )
+    lines += _account_table(account, "all other processes", background, None)
+    return [*lines, "", *wrapped("", _residual(account))]
+
+
+def _account_table(account: Account, of: str, cells: Cells, db_time: int | None) -> list[str]:
+    """Return where all the time of some processes went, adding up to the time they lived."""
+    if not len(cells):
+        return []
+    rows: list[tuple[str, Times]] = []
+    busy = cells.take((cells.kind != IDLE) & (cells.kind != IN_TRANSACTION))
+    for value in sorted(set(busy.value.tolist())):
+        times = busy.take(busy.value == value).times()
+        if value == UNSEEN:
+            rows.append(("(wait event not known)", times))
+        elif value:
+            rows.append((account.event(value), times))
+        else:
+            rows += [
+                ("(on CPU without a wait event)", Times(times.on_cpu, 0, 0, 0)),
+                ("(run queue without one)", Times(0, times.run_queue, 0, 0)),
+                ("(blocked without one)", Times(0, 0, times.blocked, 0)),
+                ("(without one, not known)", Times(0, 0, 0, times.unknown)),
+            ]
+    rows = sorted((row for row in rows if row[1].total), key=lambda row: -row[1].total)
+    idle = cells.take(cells.kind == IDLE).times()
+    in_transaction = cells.take(cells.kind == IN_TRANSACTION).times()
+    shares = [db_time] * len(rows)
+    rows.append(("= not idle" if db_time is None else "= DB time", busy.times()))
+    if in_transaction.total:
+        rows.append(("idle in transaction", in_transaction))
+    rows += [("idle", idle), ("= wall time", cells.times())]
+    shares += [db_time, *[None] * (len(rows) - len(shares) - 1)]
+    vague = cells.times().unknown > 0
+    share = "" if db_time is None else "% DB"
+    titles = f"{'total':>8}{share:>6}{'blocked':>8}{'run q':>8}{'on CPU':>8}"
+    return [
+        "",
+        f"All the time of {of}",
+        f"{'':<{_NAMED}}{titles}{'?':>8}" if vague else f"{'':<{_NAMED}}{titles}",
+        *chain.from_iterable(
+            _times_row(name, times, whole, vague)
+            for (name, times), whole in zip(rows, shares, strict=True)
+        ),
+    ]
+
+
+def _times_row(name: str, times: Times, whole: int | None, vague: bool) -> list[str]:
+    share = "" if whole is None else _share(times.total, whole)
+    row = f"{human(times.total):>8}{share:>6}"
+    for ns in (times.blocked, times.run_queue, times.on_cpu, *[times.unknown] * vague):
+        row += f"{human(ns) if ns else '-':>8}"
+    return [f"{name:<{_NAMED}}{row}"] if len(name) < _NAMED else [name, " " * _NAMED + row]
+
+
+def _residual(account: Account) -> str:
+    """Return what the accounting could not tell, and why."""
+    wall, residual = sum(account.wall.values()), sum(account.residual.values())
+    text = f"Residual: {human(residual)} of {human(wall)}"
+    if residual:
+        worst = max(account.residual, key=lambda pid: account.residual[pid] / account.wall[pid])
+        text += (
+            f" ({_share(residual, wall).strip()} %), at most "
+            f"{_share(account.residual[worst], account.wall[worst]).strip()} % of one process "
+            f"({worst}). "
+        )
+        reasons = []
+        if account.unseen_ns:
+            reasons.append(
+                f"{human(account.unseen_ns)} of waits that were lost, or had begun before they "
+                "could be seen"
+            )
+        if account.unknown_ns:
+            reasons.append(
+                f"{human(account.unknown_ns)} in which samples of the scheduler are missing"
+            )
+        text += "; ".join(reasons)
+    text += "."
+    if account.guessed:
+        text += (
+            f" {account.guessed} of {len(account.joined.sleeps)} times that a process came back "
+            "onto a CPU have no sample; when it was next seen to run stands for them."
+        )
+    return text
+
+
+def _by_tables(account: Account, by: Sequence[str]) -> list[str]:
+    lines: list[str] = []
+    cells = account.of("foreground")
+    if len(cells):
+        lines += _by_table(account, by, "Client backends and parallel workers", cells, "% DB")
+    cells = account.of("background", "unknown")
+    if len(cells):
+        lines += _by_table(account, by, "All other processes", cells, "%")
+    return lines
+
+
+def _by_table(
+    account: Account, by: Sequence[str], title: str, cells: Cells, share: str
+) -> list[str]:
+    rows = [row for row in account.by(by, cells) if row.busy.total or "event" not in by]
+    more = rows[_BY_ROWS:] if "backend" not in by or len(by) > 1 else []
+    scheduled, asked = account.joined.scheduled, account.joined.asked
+    busy = sum(row.busy.total for row in rows)
+    idle = sum(row.idle_ns for row in rows)
+    titles = ["blocked", "run q", "on CPU"] if scheduled else []
+    if scheduled and any(row.busy.unknown for row in rows):
+        titles.append("?")
+    titles += ["in xact"] if asked and any(row.in_transaction_ns for row in rows) else []
+    titles += ["idle"] if idle else []
+    width = WIDTH - 8 - 6 - 8 * len(titles)
+    names = ", ".join("    pid type user/database" if d == "backend" else d for d in by)
+    lines = ["", title, f"{names:<{width}}{'total':>8}{share:>6}"]
+    lines[-1] += "".join(f"{title:>8}" for title in titles)
+    for row in rows[: len(rows) - len(more)]:
+        columns = {
+            "blocked": row.busy.blocked,
+            "run q": row.busy.run_queue,
+            "on CPU": row.busy.on_cpu,
+            "?": row.busy.unknown,
+            "in xact": row.in_transaction_ns,
+            "idle": row.idle_ns,
+        }
+        times = f"{human(row.busy.total):>8}{_share(row.busy.total, busy):>6}"
+        times += "".join(f"{human(columns[t]) if columns[t] else '-':>8}" for t in titles)
+        name = one_line(", ".join(row.names)) if len(by) > 1 else one_line(row.names[0])
+        if by[0] == "backend":
+            name = row.names[0][:7] + name.removeprefix(row.names[0].split()[0])
+        lines += [f"{name:<{width}}{times}"] if len(name) < width else [name, " " * width + times]
+    note = ""
+    if more:
+        total = human(sum(row.busy.total for row in more))
+        note = f"{len(more)} more, {total} together (--json has all). "
+    if titles[-1:] == ["idle"]:
+        note += "total is without idle time."
+    return lines + wrapped("", note)
+
+
+def _account_json(account: Account) -> dict[str, Any]:
+    """Return all of an account: rows by process, wait event, query and kind of time."""
+    joined, cells = account.joined, account.cells
+    kinds = ("busy", "idle", "idle in transaction")
+    columns = (cells.pid, cells.value, cells.query, cells.kind, cells.ns)
+    rows = []
+    for pid, value, query, kind, ns in zip(*(c.tolist() for c in columns), strict=True):
+        event = None if value in (0, UNSEEN) else account.event(value)
+        row: dict[str, Any] = {"pid": pid, "event": event, "seen": value != UNSEEN}
+        row |= {"query": query if query >= 0 else None, "kind": kinds[kind]}
+        times = Times(*ns)
+        if joined.scheduled:
+            row |= {f"{name}_ns": n for name, n in times._asdict().items()}
+        rows.append(row | {"total_ns": times.total})
+    return {
+        "scheduled": joined.scheduled,
+        "guessed": account.guessed,
+        "residual_ns": sum(account.residual.values()),
+        "unseen_ns": account.unseen_ns,
+        "unknown_ns": account.unknown_ns,
+        "processes": [
+            {
+                "pid": pid,
+                **{k: v for k, v in vars(joined.backends[pid]).items() if isinstance(v, str)},
+                "wall_ns": wall,
+                "residual_ns": account.residual[pid],
+            }
+            for pid, wall in account.wall.items()
+        ],
+        "queries": [
+            {"text": query.text, "query_id": query.query_id} for query in joined.queries.table
+        ]
+        if joined.asked
+        else [],
+        "rows": rows,
+    }
 
 
 def _histogram(wait: Wait) -> list[str]:
