@@ -5,6 +5,9 @@ the capture. The heat map is that of Gregg (Communications of the ACM 53(7), 201
 its colour: a wait is spread over the columns that it lasted, so that colour is time and a wait of
 seconds is as visible as a million short ones. A lane's column shows all that the process did
 then, in proportion.
+
+The SVG is written here, as what matplotlib writes has neither figures under the mouse nor a dark
+ground, and grows with the number of cells and lanes.
 """
 
 from __future__ import annotations
@@ -106,15 +109,21 @@ class Columns:
 class Heat:
     """Waits by column of time and by length, in octaves: row i is of 2**i to below 2**(i+1) ns.
 
-    `counts` has the waits that ended in a column, `time_ns` by wait event the time that was
-    waited in it, -1 standing for events beyond the first 256; both are (65, columns). Row 64 is
-    of waits that the window or a loss cut.
+    `counts`, (65, columns), has the waits that ended in a column; `time_ns`, (events, 65,
+    columns), the time that was waited in it, with the value of each event in `events`, -1
+    standing for all after the first 256. Row 64 is of waits that the window or a loss cut.
     """
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         self.counts = np.zeros((_ROWS, columns.count), np.int64)
-        self.time_ns: dict[int, Counts] = {}
+        self.time_ns = np.zeros((0, *self.counts.shape), np.int64)
+        self._places: dict[int, int] = {}
+
+    @property
+    def events(self) -> list[int]:
+        """What `time_ns` is of."""
+        return list(self._places)
 
     def add(self, batch: Intervals) -> None:
         """Add intervals."""
@@ -125,17 +134,24 @@ class Heat:
         at = row[inside] * columns.count + columns.of(end_ns[inside] - 1)
         self.counts += np.bincount(at, minlength=self.counts.size).reshape(self.counts.shape)
         values, code = np.unique(batch.value, return_inverse=True)
-        rows = code * _ROWS + row
-        time = columns.spread(rows, batch.start_ns, end_ns, len(values) * _ROWS)
-        for value, part in zip(values.tolist(), time.reshape(-1, *self.counts.shape), strict=True):
-            if value not in self.time_ns and len(self.time_ns) >= _EVENTS_MAX:
-                value = -1
-            self.time_ns[value] = self.time_ns.get(value, 0) + part
+        place = np.array([self._place(value) for value in values.tolist()], np.int64)
+        events = len(self._places)
+        rows = place[code] * _ROWS + row
+        time = columns.spread(rows, batch.start_ns, end_ns, events * _ROWS)
+        time = time.reshape(events, *self.counts.shape)
+        time[: len(self.time_ns)] += self.time_ns
+        self.time_ns = time
+
+    def _place(self, value: int) -> int:
+        if value not in self._places and len(self._places) >= _EVENTS_MAX:
+            value = -1
+        return self._places.setdefault(value, len(self._places))
 
     @property
     def total_ns(self) -> Counts:
         """Time waited, (65, columns)."""
-        return sum(self.time_ns.values(), np.zeros_like(self.counts))
+        total: Counts = self.time_ns.sum(axis=0)
+        return total
 
 
 @dataclass(frozen=True)
@@ -187,7 +203,10 @@ def timeline(
         about += f", here {_span(columns, 0, columns.count)}"
     about += f"; {stream.lost} samples lost" if stream.lost else "; no samples lost"
     svg = _svg(title, about, heat, lanes, lost, capture.events.label)
-    return svg, list(dict.fromkeys([*joined.warnings, *stream.warnings]))
+    warnings = [*joined.warnings, *stream.warnings]
+    if stream.lost:
+        warnings.append(f"{stream.lost} samples were lost")
+    return svg, list(dict.fromkeys(warnings))
 
 
 def _columns(joined: Joined, from_s: float | None, to_s: float | None) -> Columns:
@@ -322,24 +341,18 @@ def _svg(
     label: Label,
 ) -> str:
     columns = heat.columns
-    time = heat.total_ns
-    waits = int(heat.counts[:CUT_ROW].sum())
-    cut = int(heat.counts[CUT_ROW].sum())
-    about += f"; {waits} waits seen to end and {cut} cut, {human(time.sum())} together, idle ones "
-    about += f"left out; columns of {human(columns.width_ns)}"
+    ended, cut = int(heat.counts[:CUT_ROW].sum()), int(heat.counts[CUT_ROW].sum())
+    about += f"; {ended} waits seen to end and {cut} cut, {human(heat.total_ns.sum())} together, "
+    about += f"idle ones left out; columns of {human(columns.width_ns)}"
     body = [_text(20, 28, one_line(title, 120), "big"), _text(20, 48, one_line(about, 180))]
     top = 92
     body.append(_text(20, top - 14, "How long waits were, and how much time went into them"))
-    if time.any():
-        body += _heat_legend(time, columns, top - 26)
-    height = _draw_heat(body, heat, lost, label, top)
-    body += _time_axis(columns, top, top + height)
-    top += height + 74
+    heat_map, bottom = _draw_heat(heat, label, top)
+    body += [*heat_map, *_hatched(columns, lost, top, bottom), *_time_axis(columns, top, bottom)]
+    top = bottom + 74
     body.append(_text(20, top - 14, "What processes did, in shares of each column"))
-    legend, lines = _lane_legend(lanes, top)
-    body += legend
-    top += lines
-    body += _draw_lanes(columns, lanes, top)
+    legend, top = _lane_legend(lanes, top)
+    body += [*legend, *_draw_lanes(columns, lanes, top)]
     bottom = top + len(lanes) * _PITCH
     body += _time_axis(columns, top, bottom)
     size = bottom + 56
@@ -395,75 +408,81 @@ def _in_columns(columns: Columns, top: float, scale_y: float) -> str:
     )
 
 
-def _draw_heat(body: list[str], heat: Heat, lost: NDArray[np.bool_], label: Label, top: int) -> int:
-    """Draw the heat map; return its height."""
+def _draw_heat(heat: Heat, label: Label, top: int) -> tuple[list[str], int]:
+    """Return the heat map and where it ends."""
     columns, time = heat.columns, heat.total_ns
-    used = np.flatnonzero(
-        (time[:CUT_ROW] > 0).any(axis=1) | (heat.counts[:CUT_ROW] > 0).any(axis=1)
-    )
-    low, high = (int(used[0]), int(used[-1])) if len(used) else (10, 20)
+    rows, cells = np.nonzero(time + heat.counts)
+    lengths = rows[rows < CUT_ROW]
+    low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (10, 20)
     # From a power of ten to one, so that the axis has labels.
-    low = int(math.log2(10 ** math.floor(math.log10(2**low))))
-    high = math.ceil(math.log2(10 ** math.ceil(math.log10(2 ** (high + 1))))) - 1
-    cut_height = _ROW + 10
-    height = (high + 1 - low) * _ROW + cut_height
-
-    def y(row: int) -> int:
-        return 0 if row == CUT_ROW else cut_height + (high - row) * _ROW
-
-    body.append(
+    powers = math.floor(math.log10(2**low)), math.ceil(math.log10(2 ** (high + 1)))
+    low, high = math.floor(math.log2(10 ** powers[0])), math.ceil(math.log2(10 ** powers[1])) - 1
+    first = _ROW + 10  # below the row of waits of unknown length
+    bottom = top + first + (high + 1 - low) * _ROW
+    body = [
         f'<rect class="faint" opacity=".25" x="{_LEFT}" y="{top}" width="{_PLOT}" '
-        f'height="{height}"/>'
-    )
-    for power in range(math.ceil(math.log10(2**low)), 20):
-        at = top + cut_height + (high + 1 - math.log2(10**power)) * _ROW
-        if at < top + cut_height - 1:
-            break
-        body.append(f'<path class="faint" d="M{_LEFT} {at:.1f}h{_PLOT}v1h-{_PLOT}z"/>')
-        body.append(_text(_LEFT - 6, at + 4, _power(power), "end"))
-    body.append(
+        f'height="{bottom - top}"/>',
         f"<g>{_text(_LEFT - 6, top + _ROW, 'cut, length unknown', 'end')}"
-        f"{_tip('under way when the recording began or ended, or when samples were lost')}</g>"
-    )
+        f"{_tip('under way when the recording began or ended, or when samples were lost')}</g>",
+    ]
+    for power in range(powers[0], powers[1] + 1):
+        y = min(bottom - (math.log2(10**power) - low) * _ROW, bottom)
+        body.append(f'<path class="faint" d="M{_LEFT} {y:.1f}h{_PLOT}v1h-{_PLOT}z"/>')
+        body.append(_text(_LEFT - 6, y + 4, _power(power), "end"))
     if not time.any():
-        body.append(_text(_LEFT + _PLOT / 2, top + height / 2, "no waits but idle ones", "mid"))
-    sessions = time / np.maximum(np.diff(columns.edges), 1)
-    exponent = _top_exponent(sessions)
-    level = np.floor(2 * np.log10(np.maximum(sessions, 1e-300))) - exponent + _LEVELS
-    level = np.clip(level, 0, _LEVELS - 1).astype(int)
-    events = np.array(list(heat.time_ns), np.int64)
-    stack = np.stack([heat.time_ns[v] for v in events.tolist()]) if len(events) else None
-    rows, cells = np.nonzero((time > 0) | (heat.counts > 0))
+        body.append(_text(_LEFT + _PLOT / 2, (top + bottom) / 2, "no waits but idle ones", "mid"))
+        return body, bottom
+
+    waiting = time / np.diff(columns.edges)
+    # Twice the power of ten at which the colours end; each is half a power of ten.
+    end = math.floor(2 * math.log10(waiting.max())) + 1
+    level = np.floor(2 * np.log10(np.maximum(waiting, 1e-99))).astype(int) - end + _LEVELS
+    level = np.maximum(level, 0)
     told = np.zeros(time.shape, np.bool_)
     most = np.argsort(-time[rows, cells], kind="stable")[:_TIPS_MAX]
     told[rows[most], cells[most]] = True
-    body.append(_in_columns(columns, top, 1))
-    plain: dict[int, list[str]] = {}
+    plain: list[list[str]] = [[] for _ in range(_LEVELS)]
+    body += [*_heat_legend(end, top - 26), _in_columns(columns, top, 1)]
     for row, cell in zip(rows.tolist(), cells.tolist(), strict=True):
-        box = f"M{cell} {y(row)}h1v{_ROW}h-1z"
-        if not told[row, cell]:
-            plain.setdefault(int(level[row, cell]), []).append(box)
-            continue
-        ns = int(time[row, cell])
-        what = f"{_span(columns, cell, cell + 1)}, waits of {_length(row)}: "
-        what += f"{heat.counts[row, cell]} ended, {_exact(ns)} waited"
-        if stack is not None and ns:
-            of = stack[:, row, cell]
-            i = int(of.argmax())
-            name = ":".join(label(int(events[i]))) if events[i] >= 0 else "others"
-            what += f", {_percent(int(of[i]), ns)} {name}"
-        body.append(f'<path class="h{level[row, cell]}" d="{box}">{_tip(what)}</path>')
-    rest = "too little for a figure of its own: zoom in with --from and --to"
-    for i, boxes in sorted(plain.items()):
-        body.append(f'<path class="h{i}" d="{"".join(boxes)}">{_tip(rest)}</path>')
-    body.append("</g></g>")
+        y = 0 if row == CUT_ROW else first + (high - row) * _ROW
+        box = f"M{cell} {y}h1v{_ROW}h-1z"
+        if told[row, cell]:
+            tip = _tip(_about_cell(heat, row, cell, label))
+            body.append(f'<path class="h{level[row, cell]}" d="{box}">{tip}</path>')
+        else:
+            plain[level[row, cell]].append(box)
+    rest = _tip("no figures, as other cells have more: zoom in with --from and --to")
+    for i, boxes in enumerate(plain):
+        if boxes:
+            body.append(f'<path class="h{i}" d="{"".join(boxes)}">{rest}</path>')
+    return [*body, "</g></g>"], bottom
+
+
+def _about_cell(heat: Heat, row: int, cell: int, label: Label) -> str:
+    length = f"{human(2**row)} to {human(2 ** (row + 1))}"
+    if row == CUT_ROW:
+        length = "unknown length"
+    times = heat.time_ns[:, row, cell]
+    ns, most = int(times.sum()), int(times.argmax())
+    value = heat.events[most]
+    name = ":".join(label(value)) if value >= 0 else "others"
+    return (
+        f"{_span(heat.columns, cell, cell + 1)}, waits of {length}: {heat.counts[row, cell]} "
+        f"ended, {_exact(ns)} waited, {_percent(int(times[most]), ns)} {name}"
+    )
+
+
+def _hatched(columns: Columns, lost: NDArray[np.bool_], top: int, bottom: int) -> list[str]:
+    """Return what marks the columns in which samples were lost."""
+    parts = []
     for first, last in _runs(lost):
         x, end = _x(columns, columns.edges[first]), _x(columns, columns.edges[last])
-        body.append(
-            f'<rect class="lost" x="{x:.1f}" y="{top}" width="{end - x:.1f}" height="{height}">'
+        parts.append(
+            f'<rect class="lost" x="{x:.1f}" y="{top}" width="{end - x:.1f}" '
+            f'height="{bottom - top}">'
             f"{_tip(f'{_span(columns, first, last)}: samples were lost')}</rect>"
         )
-    return height
+    return parts
 
 
 def _power(power: int) -> str:
@@ -472,30 +491,21 @@ def _power(power: int) -> str:
     return f"{10 ** (power - 3 * unit)} {('ns', 'us', 'ms', 's')[unit]}"
 
 
-def _top_exponent(sessions: NDArray[np.float64]) -> int:
-    """Return twice the power of ten at which the colours end."""
-    most = sessions.max(initial=0.0)
-    return math.floor(2 * math.log10(most)) + 1 if most > 0 else 0
-
-
-def _heat_legend(time: Counts, columns: Columns, top: int) -> list[str]:
-    exponent = _top_exponent(time / np.maximum(np.diff(columns.edges), 1))
+def _heat_legend(end: int, top: int) -> list[str]:
     size = 40
     x = _LEFT + _PLOT - _LEVELS * size
     parts = [_text(x - 10, top + 10, "processes waiting, on average in the cell", "end small")]
     for i in range(_LEVELS):
-        parts.append(
-            f'<rect class="h{i}" x="{x + i * size}" y="{top}" width="{size}" height="10"/>'
-        )
-        twice = exponent - _LEVELS + i
-        if i and twice % 2 == 0:
-            at = x + i * size
-            parts.append(_text(at, top + 22, f"{10.0 ** (twice // 2):g}", "mid small"))
+        at = x + i * size
+        parts.append(f'<rect class="h{i}" x="{at}" y="{top}" width="{size}" height="10"/>')
+        power, half = divmod(end - _LEVELS + i, 2)
+        if i and not half:
+            parts.append(_text(at, top + 22, f"{10.0**power:g}", "mid small"))
     return parts
 
 
 def _lane_legend(lanes: Sequence[Lane], top: int) -> tuple[list[str], int]:
-    """Return the legend of the states that occur, and its height."""
+    """Return the legend of the states that occur, and where it ends."""
     total = sum((lane.time_ns.sum(axis=1) for lane in lanes), np.zeros(len(STATES), np.int64))
     parts, x, y = [], 20, top
     for i in np.flatnonzero(total).tolist():
@@ -509,7 +519,7 @@ def _lane_legend(lanes: Sequence[Lane], top: int) -> tuple[list[str], int]:
             f"{_tip(f'{STATES[i]}: {_exact(int(total[i]))} in all')}</g>"
         )
         x += width
-    return parts, y - top + 24
+    return parts, y + 24
 
 
 def _draw_lanes(columns: Columns, lanes: Sequence[Lane], top: int) -> list[str]:
@@ -583,7 +593,8 @@ def _ticks(columns: Columns) -> tuple[int, list[int]]:
 
 def _slices(columns: Columns) -> list[tuple[int, int]]:
     """Return the columns between ticks."""
-    inner = columns.of(np.array(_ticks(columns)[1], np.int64) + columns.base_ns)
+    ticks = np.array(_ticks(columns)[1], np.int64) + columns.base_ns
+    inner = np.searchsorted(columns.edges, ticks)
     edges = np.unique(np.concatenate([[0], inner, [columns.count]])).tolist()
     return list(pairwise(edges))
 
@@ -612,10 +623,6 @@ def _span(columns: Columns, first: int, last: int) -> str:
     edges = columns.edges - columns.base_ns
     start, end = (_at(int(edges[i]), columns.width_ns) for i in (first, last))
     return f"{start} to {end} s"
-
-
-def _length(row: int) -> str:
-    return "unknown length" if row == CUT_ROW else f"{human(2**row)} to {human(2 ** (row + 1))}"
 
 
 def _exact(ns: int) -> str:
