@@ -8,7 +8,7 @@ PYTHON ?= python3
 SCRIPTS := waitfold-record waitfold-probes waitfold-doctor waitfold-watch
 BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
 
-.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed account kill fuzz matrix usdt-postgres
+.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed account kill fuzz diff-truth matrix usdt-postgres
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,9 @@ kill: deps ## kill -9 at random moments
 
 fuzz: deps ## 10,000 mutated perf.data files
 	.venv/bin/python bench/fuzz.py
+
+diff-truth: deps ## diff: A against A, and a disk that is 20 % slower
+	bench/diff.sh
 
 matrix: deps ## every mode and engine on every server: WAITFOLD_SERVERS=folder with one sub-folder a version, WAITFOLD_USDT=prefix of a patched one
 	WAITFOLD_TABLE=docs/matrix.md .venv/bin/pytest -q tests/matrix
