@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the captures that diff.sh made, and say how often noise was read as change, and B found."""
+"""Compare the captures of diff.sh: how often noise was read as change, and how often B found."""
 
 from __future__ import annotations
 
