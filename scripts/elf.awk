@@ -241,44 +241,45 @@ function entry(    i, from, at, size) {
 }
 
 # push, jcc, jmp, call, nop
-function emulated(at,    next_byte) {
-    next_byte = B[at + 1]
-    if (B[at] == 65) return next_byte >= 80 && next_byte <= 87
-    if (B[at] == 15) return next_byte >= 128 && next_byte <= 143
-    return B[at] >= 80 && B[at] <= 87 || B[at] >= 112 && B[at] <= 127 || B[at] == 144 || B[at] >= 232 && B[at] <= 233 || B[at] == 235
+function emulated(at,    byte) {
+    byte = u1(at)
+    if (byte == 65) return u1(at + 1) >= 80 && u1(at + 1) <= 87
+    if (byte == 15) return u1(at + 1) >= 128 && u1(at + 1) <= 143
+    return byte >= 80 && byte <= 87 || byte >= 112 && byte <= 127 || byte == 144 || byte >= 232 && byte <= 233 || byte == 235
 }
 
 # The size of an instruction, if it is one that leaves the six arguments where they are; else 0.
 function harmless(at,    rex, code, modrm, register, target) {
     if (u4(at) == 4196274163) return 4 # endbr64
-    if (B[at] == 128 && B[at + 1] == 61) return 7 # cmpb $constant,variable(%rip)
-    rex = B[at]
+    if (u2(at) == 15744) return 7 # cmpb $constant,variable(%rip)
+    rex = u1(at)
     if (rex < 64 || rex > 79) return 0
-    code = B[at + 1]
-    modrm = B[at + 2]
+    code = u1(at + 1)
+    modrm = u1(at + 2)
     register = int(modrm / 8) % 8 + 8 * (int(rex / 4) % 2)
     target = modrm % 8 + 8 * (rex % 2)
     if (code == 131 && modrm == 236) return 4 # sub $constant,%rsp
     if (code == 133 && modrm >= 192) return 3 # test %register,%target
     if (code == 137 && modrm >= 192) return target in Argument ? 0 : 3 # mov %register,%target
-    if (code == 137 && modrm % 64 % 8 == 4 && int(modrm / 64) == 1 && B[at + 3] == 36) return 5 # mov %register,constant(%rsp)
+    if (code == 137 && int(modrm / 64) == 1 && modrm % 8 == 4 && u1(at + 3) == 36) return 5 # mov %register,constant(%rsp)
     if (code == 139 && modrm < 64 && modrm % 8 == 5) return register in Argument ? 0 : 7 # mov variable(%rip),%register
     return 0
 }
 
 # Whether any bytes of the function could be a jump to behind its first byte and no further than `last`.
-function jumped_to(last,    at, to) {
+function jumped_to(last,    at, byte, to) {
     for (at = 0; at + 2 <= Length; at++) {
+        byte = u1(at)
         to = 0
-        if (B[at] == 235 || B[at] >= 112 && B[at] <= 127) to = at + 2 + B[at + 1] - (B[at + 1] > 127) * 256
-        else if (at + 5 <= Length && B[at] == 233) to = at + 5 + signed4(at + 1)
-        else if (at + 6 <= Length && B[at] == 15 && B[at + 1] >= 128 && B[at + 1] <= 143) to = at + 6 + signed4(at + 2)
+        if (byte == 235 || byte >= 112 && byte <= 127) to = at + 2 + u1(at + 1) - (u1(at + 1) > 127) * 256
+        else if (at + 5 <= Length && byte == 233) to = at + 5 + signed4(at + 1)
+        else if (at + 6 <= Length && byte == 15 && u1(at + 1) >= 128 && u1(at + 1) <= 143) to = at + 6 + signed4(at + 2)
         if (to > 0 && to <= last) return 1
     }
     return 0
 }
 
-function signed4(at) { return u4(at) - (B[at + 3] > 127) * 4294967296 }
+function signed4(at) { return u4(at) - (u1(at + 3) > 127) * 4294967296 }
 
 # What leads to its symbols: build-id, bytes of .symtab, name of the separate debug file.
 function links(    i, symtab, name) {
