@@ -281,7 +281,7 @@ function jumped_to(last,    at, byte, to) {
 
 function signed4(at) { return u4(at) - (u1(at + 3) > 127) * 4294967296 }
 
-# What leads to its symbols: build-id, bytes of .symtab, name of the separate debug file.
+# What leads to its symbols: build-id, bytes of .symtab, name of the separate debug file; a line each.
 function links(    i, symtab, name) {
     read_sections()
     symtab = of_type(2)
@@ -295,10 +295,10 @@ function links(    i, symtab, name) {
         read(Section_offset[i], Section_size[i])
         name = text(0, Section_size[i])
     }
-    printf "%s\t%s\t%s\n", Id, decimal(symtab < 0 ? 0 : Section_size[symtab]), name
+    printf "# build_id\t%s\n# symtab\t%s\n# debug_link\t%s\n", Id, decimal(symtab < 0 ? 0 : Section_size[symtab]), name
 }
 
-# All that symbols.py needs of a file: after the line of `links`, what is loaded where, its symbols (those of a .symtab of
+# All that symbols.py needs of a file: after what `links` says, what is loaded where, its symbols (those of a .symtab of
 # more than `word` bytes not), and the entries of its .plt. The rules of which symbols count are symbols.py's.
 function symbols(    i, exported, all, stubs, stub, at) {
     links()

@@ -13,29 +13,38 @@ readonly SEARCH_MAX=$((32 << 20))
 # Of a process's perf-PID.map.
 readonly PERF_MAP_MAX=$((16 << 20))
 
-# write_symbols CAPTURE: makes CAPTURE/symbols, of the server POSTMASTER. Whatever cannot be had is said and left out.
+# write_symbols CAPTURE: makes CAPTURE/symbols, of the server POSTMASTER, whole or not at all. What cannot be had is said
+# and left out.
 write_symbols() {
-    local folder=$1/symbols pids file
-    mkdir -- "$folder" 2>/dev/null || {
-        warn "cannot make \"$folder\": what is in the stacks will have no names elsewhere"
-        return 0
-    }
-    children "$POSTMASTER"
-    pids="$POSTMASTER $REPLY"
-    file_symbols "$1" "$pids"
-    vdso_symbols "$folder" "$pids"
-    kernel_symbols "$1"
-    perf_maps "$1" "$pids"
+    local folder=$1/symbols.new writer
+    # On its own, so that no failure here harms the rest of the capture.
+    {
+        mkdir -- "$folder"
+        children "$POSTMASTER"
+        set -- "$1" "$folder" "$POSTMASTER $REPLY"
+        printf 'file\tinode\tpath\n' >"$folder/index.tsv"
+        file_symbols "$@"
+        vdso_symbols "$@"
+        kernel_symbols "$@"
+        perf_maps "$@"
+        rm -f -- "$folder/new" "$folder/elf"
+        mv -- "$folder" "$1/symbols"
+    } &
+    writer=$!
+    # A signal ends a wait early.
+    until wait "$writer" || ! kill -0 "$writer" 2>/dev/null; do :; done
+    [[ -d $1/symbols ]] && return 0
+    rm -rf -- "$folder"
+    warn "no symbols could be written: elsewhere, what is in the stacks will have no names"
 }
 
 # mapped_files PIDS: the files that are mapped executable, once each: pid, range of addresses, inode, path; tab-separated.
 mapped_files() {
-    local pid
-    for pid in $1; do
-        printf 'pid %s\n' "$pid"
-        cat "/proc/$pid/maps"
-    done 2>/dev/null | awk -v OFS='\t' '
-        $1 == "pid" { pid = $2; next }
+    local pid files=()
+    for pid in $1; do files+=("/proc/$pid/maps"); done
+    # Some may just have ended.
+    { tail -v -n +1 -- "${files[@]}" 2>/dev/null || true; } | awk -v OFS='\t' '
+        $1 == "==>" { split($2, part, "/"); pid = part[3]; next }
         $2 ~ /x/ && $5 > 0 {
             range = $1; device = $4; inode = $5
             sub(/^[^ ]+ +[^ ]+ +[^ ]+ +[^ ]+ +[^ ]+ +/, "")
@@ -60,100 +69,92 @@ gone_files() {
         }'
 }
 
-# debug_file ROOT PATH BUILD_ID LINK: sets REPLY to the separate debug file of a file, empty where there is none.
+# debug_file ROOT PATH BUILD_ID LINK: sets DEBUG to the separate debug file of a file, empty where there is none, and SYMTAB
+# to the bytes of its .symtab.
 debug_file() {
-    local folder=${2%/*} candidates=() candidate
+    local folder=${2%/*} candidates=()
     [[ -z $4 || $4 == */* ]] || candidates=("$1$folder/$4" "$1$folder/.debug/$4" "$1/usr/lib/debug$folder/$4")
     [[ -z $3 ]] || candidates+=({"$1",}"/usr/lib/debug/.build-id/${3:0:2}/${3:2}.debug")
-    for candidate in ${candidates[@]+"${candidates[@]}"}; do
-        if [[ -f $candidate ]] && ask_elf "$candidate" links && [[ $REPLY == "$3"$'\t'[1-9]* ]]; then
-            REPLY=$candidate
+    for DEBUG in ${candidates[@]+"${candidates[@]}"}; do
+        if [[ -f $DEBUG ]] && ask_elf "$DEBUG" links &&
+            [[ $REPLY =~ ^'# build_id'$'\t'([^$'\n']*)$'\n# symtab\t'([1-9][0-9]*) && ${BASH_REMATCH[1]} == "$3" ]]; then
+            SYMTAB=${BASH_REMATCH[2]}
             return 0
         fi
     done
-    REPLY=''
+    DEBUG=''
 }
 
 # elf_symbols FILE DEBUG: prints the symbols of a file, or those that its separate debug file has; 1 with the reason.
 elf_symbols() { ELF=$1 DEBUG=$2 awk -v verb=symbols -v word="$SYMTAB_MAX" -f "$ELF_AWK"; }
 
-# file_symbols CAPTURE PIDS: a file for each build of a binary.
+# open_mapped PID RANGE INODE PATH: sets FILE to a file that can be read as it was mapped, and ROOT to what its path begins
+# from; 1 where that is gone. PID is - where the process has ended.
+open_mapped() {
+    ROOT=/proc/$1/root FILE=/proc/$1/map_files/$2
+    if [[ $1 == - ]]; then
+        ROOT=/proc/$POSTMASTER/root
+        [[ -d $ROOT/ ]] || ROOT=''
+    fi
+    # That is the very file, whatever has become of its name, but for root only.
+    [[ -r $FILE ]] && return 0
+    FILE=$ROOT$4
+    [[ -f $FILE && $(stat -Lc %i -- "$FILE") == "$3" ]]
+}
+
+# file_symbols CAPTURE FOLDER PIDS: a file for each build of a binary.
 file_symbols() {
-    local folder=$1/symbols pid range inode path key root file new build_id symtab link name begun=$SECONDS written=0 left=0
-    local -A heads=() known=()
-    # First by what their processes have mapped now, which is the very file, whatever has become of its name.
+    local folder=$2 new=$2/new pid range inode path key build_id link name begun=$SECONDS written=0 left=0
+    local -A known=()
     while IFS=$'\t' read -r pid range inode path; do
         key="$inode $path"
         [[ -z ${known[$key]-} ]] || continue
         known[$key]=yes
-        root=/proc/$pid/root file=/proc/$pid/map_files/$range
-        if [[ $pid == - ]]; then
-            [[ -d /proc/$POSTMASTER/root/ ]] && root=/proc/$POSTMASTER/root || root=''
-            file=$root$path
-        fi
-        if [[ ! -r $file ]]; then
-            # Only root may use map_files.
-            file=$root$path
-        fi
-        if [[ $file == */map_files/* ]] || [[ -f $file && $(stat -Lc %i -- "$file") == "$inode" ]]; then :; else continue; fi
+        open_mapped "$pid" "$range" "$inode" "$path" || continue
         if ((SECONDS - begun > SYMBOLS_TIME || written > SYMBOLS_MAX)); then
             left=$((left + 1))
             continue
         fi
-        new=$folder/new
-        if ! elf_symbols "$file" "" >"$new"; then
+        if ! elf_symbols "$FILE" '' >"$new"; then
             REPLY=$(tail -n 1 "$new")
             [[ $REPLY == *'not a 64-bit'* ]] || warn "no symbols of \"$path\", which $REPLY"
             continue
         fi
-        # Build-id, bytes of .symtab, separate debug file. To read, tabs are whitespace, which drops empty fields.
-        IFS= read -r REPLY <"$new"
-        IFS=: read -r build_id symtab link <<<"${REPLY//$'\t'/:}"
+        { IFS= read -r build_id && IFS= read -r SYMTAB && IFS= read -r link; } <"$new"
+        build_id=${build_id#*$'\t'} SYMTAB=${SYMTAB#*$'\t'} link=${link#*$'\t'}
         name=${build_id:-inode-$inode}
-        heads[$name]+="# mapped"$'\t'"$inode $path"$'\n'
-        [[ ! -e $folder/$name.new ]] || continue
-        debug_file "$root" "${path% (deleted)}" "$build_id" "$link"
-        if [[ -n $REPLY ]]; then
-            path=$REPLY
-            ask_elf "$path" links && IFS=: read -r _ symtab _ <<<"${REPLY//$'\t'/:}"
-            if ((symtab <= SYMTAB_MAX)) && ! elf_symbols "$file" "$path" >"$new"; then
-                warn "no symbols of \"$path\", which $(tail -n 1 "$new")"
-                elf_symbols "$file" "" >"$new"
-            fi
+        printf '%s\t%s\t%s\n' "$name" "$inode" "$path" >>"$folder/index.tsv"
+        [[ ! -e $folder/$name ]] || continue
+        debug_file "$ROOT" "${path% (deleted)}" "$build_id" "$link"
+        if [[ -n $DEBUG ]] && ((SYMTAB <= SYMTAB_MAX)) && ! elf_symbols "$FILE" "$DEBUG" >"$new"; then
+            warn "no symbols of \"$DEBUG\", which $(tail -n 1 "$new")"
+            elf_symbols "$FILE" '' >"$new"
         fi
-        ((symtab <= SYMTAB_MAX)) || warn "the $((symtab >> 20)) MiB of symbols in \"$path\" are left out: only exported names are kept"
-        mv -- "$new" "$folder/$name.new"
-        written=$((written + $(stat -c %s "$folder/$name.new")))
-    done < <(mapped_files "$2" && gone_files "$1" | awk '{ print "-\t-\t" $0 }')
-    for name in ${heads[@]+"${!heads[@]}"}; do
-        {
-            [[ $name == inode-* ]] || printf '# build_id\t%s\n' "$name"
-            printf '%s' "${heads[$name]}"
-            tail -n +2 "$folder/$name.new"
-        } >"$folder/new"
-        rm -- "$folder/$name.new"
-        mv -- "$folder/new" "$folder/$name"
-    done
-    rm -f -- "$folder/new"
+        ((SYMTAB <= SYMTAB_MAX)) ||
+            warn "the $((SYMTAB >> 20)) MiB of symbols in \"${DEBUG:-$path}\" are left out: only exported names are kept"
+        mv -- "$new" "$folder/$name"
+        written=$((written + $(stat -c %s "$folder/$name")))
+    done < <(
+        mapped_files "$3"
+        gone_files "$1" | awk '{ print "-\t-\t" $0 }'
+    )
     ((left == 0)) || warn "the symbols of $left files are left out: those of the others took a minute, or 512 MiB"
 }
 
-# vdso_symbols FOLDER PIDS: the kernel's code in the processes' memory, the same in all.
+# vdso_symbols CAPTURE FOLDER PIDS: the kernel's code in the processes' memory, the same in all.
 vdso_symbols() {
     local pid range start pages
-    for pid in $2; do
+    for pid in $3; do
         range=$(awk '/\[vdso\]$/ { print $1 }' "/proc/$pid/maps" 2>/dev/null) || continue
         [[ -n $range ]] || continue
         start=$((16#${range%-*} >> 12)) pages=$(((16#${range#*-} - 16#${range%-*}) >> 12))
-        dd if="/proc/$pid/mem" bs=4096 skip="$start" count="$pages" of="$1/vdso.elf" 2>/dev/null || continue
-        if elf_symbols "$1/vdso.elf" "" >"$1/new"; then
-            { printf '# mapped\t0 [vdso]\n' && tail -n +2 "$1/new"; } >"$1/vdso"
-            rm -- "$1/vdso.elf" "$1/new"
-            return 0
-        fi
+        dd if="/proc/$pid/mem" of="$2/elf" bs=4096 skip="$start" count="$pages" 2>/dev/null || continue
+        elf_symbols "$2/elf" '' >"$2/new" || continue
+        mv -- "$2/new" "$2/vdso"
+        printf 'vdso\t0\t[vdso]\n' >>"$2/index.tsv"
+        return 0
     done
-    rm -f -- "$1/vdso.elf" "$1/new"
-    warn "no symbols of the vdso: its functions will have no names"
+    warn 'no symbols of the vdso: its functions will have no names'
 }
 
 # words FILE: the words in it that can be addresses of the kernel, once each.
@@ -161,56 +162,50 @@ words() {
     od -An -v -t x8 -w64 -- "$1" | awk '/ ffff/ { for (i = 1; i <= NF; i++) if ($i > "ffff" && !seen[$i]++) print $i "\t~" }'
 }
 
-# kernel_symbols CAPTURE: those of the kernel's symbols in which an address lies that occurs in perf.data, and each's next,
-# which says where it ends.
+# kernel_symbols CAPTURE FOLDER: those of the kernel's symbols in which an address lies that occurs in perf.data, and each's
+# next, which says where it ends.
 kernel_symbols() {
-    local folder=$1/symbols all='' size
-    size=$(stat -c %s "$1/perf.data" 2>/dev/null) || size=0
+    local all='' size
+    size=$(stat -c %s "$1/perf.data")
     ((size <= SEARCH_MAX)) || all=yes
-    {
-        printf '# mapped\t0 [kernel.kallsyms]\n'
-        {
-            # Types and bindings as ELF has them, of what is text or data.
-            awk -v OFS='\t' '
-                BEGIN { split("T 12 t 02 W 22 w 22 D 11 d 01 B 11 b 01", word, " "); for (i = 1; i in word; i += 2) info[word[i]] = word[i + 1] }
-                $2 in info { print $1, 0, info[$2], $3 }' /proc/kallsyms 2>/dev/null
-            [[ -n $all ]] || words "$1/perf.data"
-        } | sort -s -k 1,1 | awk -F '\t' -v all="$all" '
-            # Of several at one address the last in kallsyms counts.
-            function finish() {
-                if (symbol != "" && (used || next_to_used)) print symbol
-                next_to_used = used
-            }
-            $2 == "~" { used = 1; next }
-            $1 != address { finish(); used = all != ""; address = $1 }
-            { symbol = $0 }
-            END { finish() }'
-    } >"$folder/kernel.new"
     # Addresses are all zeros for those who may not see them.
-    if awk 'NR == 2 { exit !/^0+\t/ }' "$folder/kernel.new"; then
-        rm -- "$folder/kernel.new"
+    if ! awk '$3 == "_text" && $1 !~ /^0+$/ { found = 1 } END { exit !found }' /proc/kallsyms 2>/dev/null; then
         warn "the kernel's addresses are hidden here (sysctl kernel.kptr_restrict): its functions will have no names"
         return 0
     fi
-    mv -- "$folder/kernel.new" "$folder/kernel"
+    {
+        # Types and bindings as ELF has them, of what is text or data.
+        awk -v OFS='\t' '
+            BEGIN { split("T 12 t 02 W 22 w 22 D 11 d 01 B 11 b 01", word, " "); for (i = 1; i in word; i += 2) info[word[i]] = word[i + 1] }
+            $2 in info { print $1, 0, info[$2], $3 }' /proc/kallsyms
+        [[ -n $all ]] || words "$1/perf.data"
+    } | sort -s -k 1,1 | awk -F '\t' -v all="$all" '
+        # Of several at one address the last in kallsyms counts.
+        function finish() {
+            if (symbol != "" && (used || next_to_used)) print symbol
+            next_to_used = used
+        }
+        $2 == "~" { used = 1; next }
+        $1 != address { finish(); used = all != ""; address = $1 }
+        { symbol = $0 }
+        END { finish() }' >"$2/kernel"
+    printf 'kernel\t0\t[kernel.kallsyms]\n' >>"$2/index.tsv"
 }
 
-# perf_maps CAPTURE PIDS: what just-in-time compilers say in /tmp/perf-PID.map, the PID being the process's own.
+# perf_maps CAPTURE FOLDER PIDS: what just-in-time compilers say in /tmp/perf-PID.map, the PID being the process's own.
 perf_maps() {
     local pid file
-    for pid in $2; do
+    for pid in $3; do
         own_pid "$pid"
         file=/proc/$pid/root/tmp/perf-$REPLY.map
         # Anybody may have put it there: no link is followed, and nothing but such lines is copied.
         [[ -f $file && ! -L $file ]] || continue
-        {
-            printf '# mapped\t0 /tmp/perf-%s.map\n' "$pid"
-            head -c "$PERF_MAP_MAX" "$file" | awk -v OFS='\t' '/^(0x)?[0-9a-f]+ (0x)?[0-9a-f]+ [^\t]+$/ {
-                start = $1; size = $2
-                sub(/^[^ ]+ [^ ]+ /, "")
-                sub(/^0x/, "", start); sub(/^0x/, "", size)
-                print start, size, 12, $0
-            }'
-        } >"$1/symbols/perf-$pid.map"
+        head -c "$PERF_MAP_MAX" "$file" | awk -v OFS='\t' '/^(0x)?[0-9a-f]+ (0x)?[0-9a-f]+ [^\t]+$/ {
+            start = $1; size = $2
+            sub(/^[^ ]+ [^ ]+ /, "")
+            sub(/^0x/, "", start); sub(/^0x/, "", size)
+            if (length(start) <= 16 && length(size) <= 16) print start, size, 12, $0
+        }' >"$2/perf-$pid.map"
+        printf 'perf-%s.map\t0\t/tmp/perf-%s.map\n' "$pid" "$pid" >>"$2/index.tsv"
     done
 }

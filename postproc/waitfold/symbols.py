@@ -356,34 +356,39 @@ def _debug_symbols(path: Path, elf: Elf) -> list[Rows]:
 class CapturedSymbols:
     """The symbols that a capture holds: its folder `symbols` (docs/capture.md).
 
-    Raises WaitfoldError where that cannot be read or is damaged.
+    Raises WaitfoldError where what is read of it is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            files = sorted(folder.iterdir())
-        except OSError as error:
-            raise WaitfoldError(f"{folder}: {error.strerror}") from None
-        # One that was not finished has a suffix.
-        self._files = [_CapturedFile(path) for path in files if path.suffix != ".new"]
+        self._folder = folder
+        path = folder / "index.tsv"
+        lines = _read(path).decode(errors="backslashreplace").split("\n")
+        if lines[0] != "file\tinode\tpath" or lines[-1]:
+            raise _damaged(path, len(lines) if lines[-1] else 1)
+        self._mapped: list[tuple[str, int, str]] = []  # file, inode, path
+        for i, line in enumerate(lines[1:-1], 2):
+            match = re.fullmatch(r"([0-9a-z][0-9a-z.-]*)\t([0-9]{1,20})\t(.+)", line)
+            if match is None:
+                raise _damaged(path, i)
+            self._mapped.append((match[1], int(match[2]), _without_deleted(match[3])))
 
     def symbols(self, path: str, inode: int, build_id: str) -> Symbols:
-        """Return the symbols of a file by their places in it, none where it is not held.
+        """Return the symbols of a file by their places in it, none where they are not held.
 
-        What is not known of it is 0 or empty. Of files that may be it none is taken.
+        What is not known of the file is 0 or empty; of several that may be it none is taken.
         """
-        name = _without_deleted(path)
-        same = [f for f in self._files if not (build_id and f.build_id) or f.build_id == build_id]
-        for found in (
-            [f for f in same if build_id and f.build_id],
-            [f for f in same if inode and f.has(inode, name)],
-            [f for f in same if name in f.mapped],
-        ):
-            if len(found) > 1:
-                found = [f for f in found if name in f.mapped]
-            if found:
-                return found[0].symbols() if len(found) == 1 else Symbols()
-        return Symbols()
+        path = _without_deleted(path)
+        name = path.rpartition("/")[2]
+        # The same file may have been mapped by other paths: in a container, after an upgrade.
+        same = [m for m in self._mapped if m[1] == inode > 0 and m[2].rpartition("/")[2] == name]
+        if build_id:
+            found = [m for m in self._mapped if m[0] == build_id]
+        else:
+            found = same or [m for m in self._mapped if m[2] == path]
+        files = {m[0] for m in found}
+        if len(files) > 1:
+            files = {m[0] for m in found if m[2] == path}
+        return _captured_file(self._folder / files.pop()) if len(files) == 1 else Symbols()
 
 
 def captured_symbols(capture: Path) -> CapturedSymbols | None:
@@ -396,100 +401,75 @@ def _without_deleted(path: str) -> str:
     return path.removesuffix(" (deleted)")
 
 
-class _CapturedFile:
-    """One file of them. Only its head is read at first."""
+def _read(path: Path) -> bytes:
+    try:
+        with _open(path) as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise WaitfoldError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.build_id = ""
-        self.mapped: dict[str, set[int]] = {}  # paths, and the inodes that had each
-        self._loads: list[tuple[int, int, int]] = []  # offset in the file, address, size in memory
-        self._head = self._lines = 0  # bytes and lines of it
-        try:
-            with _open(path) as file:
-                for line in file:
-                    if not line.startswith(b"#"):
-                        break
-                    self._lines += 1
-                    self._head += len(line)
-                    self._take(line.decode(errors="backslashreplace"))
-        except (OSError, ValueError) as error:
-            raise WaitfoldError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-        if not self.mapped:
-            raise self._damaged(self._lines + 1)
 
-    def _take(self, line: str) -> None:
-        if match := re.fullmatch(r"# build_id\t([0-9a-f]+)\n", line):
-            self.build_id = match[1]
-        elif match := re.fullmatch(r"# mapped\t([0-9]+) (.+)\n", line):
-            self.mapped.setdefault(_without_deleted(match[2]), set()).add(int(match[1]))
-        elif match := re.fullmatch(r"# load((?:[\t ]0x[0-9a-f]{1,16}){3})\n", line):
-            offset, address, size = (int(word, 16) for word in match[1].split())
-            self._loads.append((offset, address, size))
-        else:
-            raise self._damaged(self._lines)
+def _damaged(path: Path, line: int) -> WaitfoldError:
+    return WaitfoldError(f"{path}: line {line} is damaged or cut short. Copy the capture anew.")
 
-    def _damaged(self, line: int) -> WaitfoldError:
-        return WaitfoldError(
-            f"{self._path}: line {line} is damaged or missing. Copy the capture anew; without "
-            "this file, its functions have no names."
-        )
 
-    def has(self, inode: int, path: str) -> bool:
-        """Return whether the inode was mapped by a path that ends in the same name."""
-        name = path.rpartition("/")[2]
-        return any(
-            inode in inodes and own.rpartition("/")[2] == name
-            for own, inodes in self.mapped.items()
-        )
+def _captured_file(path: Path) -> Symbols:
+    """Return the symbols of a file in a capture, by their places in the file that was mapped."""
+    whole = _read(path)
+    match = re.match(rb"(?:#.*\n)*", whole)
+    head = match[0] if match else b""
+    loads: list[tuple[int, int, int]] = []  # offset in the file, address, size in memory
+    for i, line in enumerate(head.splitlines(), 1):
+        if line.startswith(b"# load"):
+            if not re.fullmatch(rb"# load\t0x[0-9a-f]{1,16}( 0x[0-9a-f]{1,16}){2}", line):
+                raise _damaged(path, i)
+            offset, address, size = (int(word, 16) for word in line.split()[2:])
+            loads.append((offset, address, size))
+    text = whole[len(head) :]
+    above = head.count(b"\n") + 1
+    content = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(content == ord("\n"))
+    if text and not text.endswith(b"\n"):
+        raise _damaged(path, above + len(ends))
+    heads = np.append(0, ends[:-1] + 1)[: len(ends)]
+    # Three tabs in each line: address, size, st_info, name.
+    tabs = np.flatnonzero(content == ord("\t"))
+    bad = np.bincount(np.searchsorted(ends, tabs), minlength=len(ends)) != 3
+    if bad.any():
+        raise _damaged(path, above + int(np.argmax(bad)))
+    first, second, third = tabs.reshape(-1, 3).T
+    addresses, bad = _hex(content, heads, first)
+    sizes, bad_too = _hex(content, first + 1, second)
+    info, bad_as_well = _hex(content, second + 1, third)
+    bad = bad | bad_too | bad_as_well
+    if bad.any():
+        raise _damaged(path, above + int(np.argmax(bad)))
+    starts = addresses.copy()
+    inside = np.full(len(starts), not loads)
+    for offset, address, size in reversed(loads):
+        here = (addresses >= address) & (addresses - np.uint64(address) < size)
+        starts[here] = addresses[here] + np.uint64(offset - address & _MASK)
+        inside |= here
+    rows = np.flatnonzero(inside)
+    starts, info = starts[rows], info[rows].astype(np.uint8)
+    text = text.replace(b"\n", b"\0")
+    return Symbols(
+        [Rows(starts, starts + sizes[rows], third[rows] + 1, info & 0xF, info >> 4, text)]
+    )
 
-    def symbols(self) -> Symbols:
-        """Return its symbols by their places in the file that was mapped."""
-        try:
-            text = self._path.read_bytes()[self._head :]
-        except OSError as error:
-            raise WaitfoldError(f"{self._path}: {error.strerror}") from None
-        content = np.frombuffer(text, np.uint8)
-        ends = np.flatnonzero(content == ord("\n"))
-        if text and not text.endswith(b"\n"):
-            raise self._damaged(self._lines + len(ends) + 1)
-        heads = np.append(0, ends[:-1] + 1)[: len(ends)]
-        # Three tabs in each line: address, size, st_info, name.
-        tabs = np.flatnonzero(content == ord("\t"))
-        lines = np.searchsorted(ends, tabs)
-        bad = np.flatnonzero(np.bincount(lines, minlength=len(ends)) != 3)
-        if len(bad):
-            raise self._damaged(self._lines + int(bad[0]) + 1)
-        first, second, third = tabs.reshape(-1, 3).T
-        addresses = self._hex(content, heads, first)
-        sizes = self._hex(content, first + 1, second)
-        info = self._hex(content, second + 1, third)
-        kinds, bindings = ((c & np.uint64(0xF)).astype(np.uint8) for c in (info, info >> 4))
-        starts = addresses.copy()
-        inside = np.full(len(starts), not self._loads)
-        for offset, address, size in reversed(self._loads):
-            here = (addresses >= address) & (addresses - np.uint64(address) < size)
-            starts[here] = addresses[here] + np.uint64(offset - address & _MASK)
-            inside |= here
-        rows = np.flatnonzero(inside)
-        starts = starts[rows]
-        columns = (starts, starts + sizes[rows], third[rows] + 1, kinds[rows], bindings[rows])
-        return Symbols([Rows(*columns, text.replace(b"\n", b"\0"))])
 
-    def _hex(
-        self, content: NDArray[np.uint8], heads: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> NDArray[np.uint64]:
-        """Return the numbers that stand from `heads` to before `ends`, one in each line."""
-        value = np.zeros(len(heads), np.uint64)
-        bad = (heads >= ends) | (ends - heads > 16)
-        for i in range(16):
-            here = np.flatnonzero(heads + i < ends)
-            digits = _DIGITS[content[heads[here] + i]]
-            bad[here] |= digits > 15
-            value[here] = value[here] << np.uint64(4) | digits
-        if bad.any():
-            raise self._damaged(self._lines + int(np.argmax(bad)) + 1)
-        return value
+def _hex(
+    content: NDArray[np.uint8], heads: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Return the numbers that stand from `heads` to before `ends`, and which are none."""
+    value = np.zeros(len(heads), np.uint64)
+    bad = (heads >= ends) | (ends - heads > 16)
+    for i in range(16):
+        here = np.flatnonzero(heads + i < ends)
+        digits = _DIGITS[content[heads[here] + i]]
+        bad[here] |= digits > 15
+        value[here] = value[here] << np.uint64(4) | digits
+    return value, bad
 
 
 def vdso_symbols() -> Symbols:
