@@ -132,8 +132,8 @@ def test_heights() -> None:
     tops = timeline._heights(time, whole_ns)
     heights = np.diff(tops, axis=0, prepend=0)
     assert (heights[time > 0] >= 1).all() and (heights[time == 0] == 0).all()
-    assert tops.max() <= timeline._UNITS
-    true = time * timeline._UNITS / whole_ns
+    assert tops.max() <= timeline._LANE
+    true = time * timeline._LANE / whole_ns
     assert np.abs(heights - true)[true > 3].max() <= len(STATES) / 2
 
 

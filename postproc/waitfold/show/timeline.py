@@ -323,8 +323,7 @@ def _state(value: int, label: Callable[[int], tuple[str, str]]) -> int:
 
 
 _WIDTH, _LEFT, _PLOT = 1200, 236, 940
-_ROW, _LANE, _PITCH = 9, 16, 19
-_UNITS = 2 * _LANE  # a lane's height is drawn in steps of half a pixel
+_ROW, _LANE, _PITCH = 9, 20, 23
 _LEVELS = len(palette.HEAT)
 _TIPS_MAX = 2000
 _LABEL = 36  # characters
@@ -372,13 +371,13 @@ def _style(columns: Columns) -> str:
     def rules(ground: str) -> str:
         return "".join(f".{name}{{fill:{getattr(c, ground)}}}" for name, c in classes.items())
 
-    # Hatched in the same way where the drawing is in units of columns and of half pixels.
+    # Hatched in the same way where x counts columns.
     hatch = (
         '<pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" '
         'patternTransform="{}rotate(45)"><path class="ink" opacity=".6" d="M0 0h1.5v6h-1.5z"/>'
         "</pattern>"
     )
-    unscaled = f"scale({1 / _scale(columns):.6g} {_UNITS / _LANE:g}) "
+    unscaled = f"scale({1 / _scale(columns):.6g} 1) "
     return (
         "<style>text{font:12px sans-serif}.big{font-size:17px}.small{font-size:11px}"
         ".end{text-anchor:end}.mid{text-anchor:middle}.cells{shape-rendering:crispEdges}"
@@ -399,12 +398,12 @@ def _x(columns: Columns, time_ns: float) -> float:
     return _LEFT + _PLOT * (time_ns - columns.start_ns) / (columns.end_ns - columns.start_ns)
 
 
-def _in_columns(columns: Columns, top: float, scale_y: float) -> str:
+def _in_columns(columns: Columns, top: float) -> str:
     """Return the start of a group in which x counts columns."""
     x = _x(columns, columns.base_ns + columns.first * columns.width_ns)
     return (
         f'<g class="cells" clip-path="url(#plot)"><g transform="translate({x:.3f} {top:g}) '
-        f'scale({_scale(columns):.6f} {scale_y:g})">'
+        f'scale({_scale(columns):.6f} 1)">'
     )
 
 
@@ -442,7 +441,7 @@ def _draw_heat(heat: Heat, label: Label, top: int) -> tuple[list[str], int]:
     most = np.argsort(-time[rows, cells], kind="stable")[:_TIPS_MAX]
     told[rows[most], cells[most]] = True
     plain: list[list[str]] = [[] for _ in range(_LEVELS)]
-    body += [*_heat_legend(end, top - 26), _in_columns(columns, top, 1)]
+    body += [*_heat_legend(end, top - 26), _in_columns(columns, top)]
     for row, cell in zip(rows.tolist(), cells.tolist(), strict=True):
         y = 0 if row == CUT_ROW else first + (high - row) * _ROW
         box = f"M{cell} {y}h1v{_ROW}h-1z"
@@ -529,10 +528,10 @@ def _draw_lanes(columns: Columns, lanes: Sequence[Lane], top: int) -> list[str]:
         y = top + i * _PITCH
         name, about = one_line(lane.label, _LABEL), one_line(lane.about, 300)
         body.append(
-            f"<g>{_text(_LEFT - 6, y + 12, name, 'end small')}"
+            f"<g>{_text(_LEFT - 6, y + 14, name, 'end small')}"
             f"{_tip(f'{about}: {_shares(lane.time_ns.sum(axis=1))}')}</g>"
         )
-        body.append(_in_columns(columns, y, _LANE / _UNITS))
+        body.append(_in_columns(columns, y))
         heights = _heights(lane.time_ns, np.diff(columns.edges) * lane.processes)
         # Each state is drawn from the ground to its top; those below it then cover the rest.
         for state in range(len(STATES) - 1, -1, -1):
@@ -543,7 +542,7 @@ def _draw_lanes(columns: Columns, lanes: Sequence[Lane], top: int) -> list[str]:
             if shares:
                 what = f"{name}\n{_span(columns, first, last)}: {shares}"
                 body.append(
-                    f'<path class="tip" d="M{first} 0h{last - first}v{_UNITS}h{first - last}z">'
+                    f'<path class="tip" d="M{first} 0h{last - first}v{_LANE}h{first - last}z">'
                     f"{_tip(what)}</path>"
                 )
         body.append("</g></g>")
@@ -551,17 +550,17 @@ def _draw_lanes(columns: Columns, lanes: Sequence[Lane], top: int) -> list[str]:
 
 
 def _heights(time_ns: Counts, whole_ns: Counts) -> Counts:
-    """Return the tops, (states, columns) from 0 to 32, of the states stacked in their order.
+    """Return the tops, (states, columns) in pixels, of the states stacked in their order.
 
-    Each state that occurs in a column is at least 1 high, so that it can be seen.
+    Each state that occurs in a column is at least 1 pixel high, so that it can be seen.
     """
     whole = np.maximum(whole_ns, 1)
-    tops = np.rint(np.cumsum(time_ns, axis=0) * _UNITS / whole).astype(np.int64)
+    tops = np.rint(np.cumsum(time_ns, axis=0) * _LANE / whole).astype(np.int64)
     some = (time_ns > 0).astype(np.int64)
     for state in range(len(tops)):
         below = tops[state - 1] if state else 0
         tops[state] = np.maximum(tops[state], below + some[state])
-    room = np.full(tops.shape[1], _UNITS)
+    room = np.full(tops.shape[1], _LANE)
     for state in range(len(tops) - 1, -1, -1):
         tops[state] = np.minimum(tops[state], room)
         room = tops[state] - some[state]
@@ -574,7 +573,7 @@ def _area(tops: Counts) -> str:
     lengths = np.diff(np.append(heads, len(tops)))
     rises = np.diff(tops[heads], prepend=0)
     steps = [f"v{-rise}h{n}" for rise, n in zip(rises.tolist(), lengths.tolist(), strict=True)]
-    return f"M0 {_UNITS}{''.join(steps)}V{_UNITS}z"
+    return f"M0 {_LANE}{''.join(steps)}V{_LANE}z"
 
 
 def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
