@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from waitfold import __version__
+from waitfold import __version__, audit
 from waitfold import diff as comparison
 from waitfold.account import DIMENSIONS, account
 from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
@@ -26,7 +26,7 @@ from waitfold.join import join
 from waitfold.perfdata import PerfData
 from waitfold.profile import read_traces
 from waitfold.queries import SET as QUERY_SET
-from waitfold.sched import has_switches
+from waitfold.sched import SAMPLE, SWITCH, has_switches
 from waitfold.show import diff as show_diff
 from waitfold.show import fold, text
 from waitfold.show.timeline import timeline
@@ -156,6 +156,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIM[,DIM...]",
         help=f"a line for each {', '.join(DIMENSIONS[:-1])} or {DIMENSIONS[-1]}, or each "
         "combination of them",
+    )
+    report.add_argument(
+        "--audit",
+        action="store_true",
+        help="what wait events do not say: blocked in none, and on a CPU inside one, by stack",
     )
     report.add_argument("--histogram", action="store_true", help="add a histogram per event")
     report.add_argument(
@@ -341,6 +346,11 @@ def _report(options: argparse.Namespace) -> None:
         if dimension not in DIMENSIONS or by.count(dimension) > 1:
             raise Misuse(f"--by {options.by}: give some of {', '.join(DIMENSIONS)}, each once")
     capture = _open(options)
+    if options.audit:
+        if by or options.histogram:
+            raise Misuse("--audit goes without --by and --histogram")
+        _audit(capture, options.json)
+        return
     if "query" in by and QUERY_SET not in capture.sets:
         raise Misuse(f"{capture.path} does not hold the queries: waitfold record --with query ...")
     analysis = analyse(capture, _progress())
@@ -354,6 +364,24 @@ def _report(options: argparse.Namespace) -> None:
         sys.stdout.write(text.report_json(analysis, sets, accounted))
     else:
         _say(text.report_text(analysis, by, options.histogram, sets, accounted))
+
+
+def _audit(capture: Capture, as_json: bool) -> None:
+    held = [event for f in capture.files if isinstance(f, PerfData) for event in f.events]
+    # The first of each name: the second sched_switch is who comes, and has no stacks.
+    firsts = {event.name: event for event in reversed(held) if event.name in (SWITCH, SAMPLE)}
+    data = capture.files[0]
+    if not firsts or not isinstance(data, PerfData):
+        raise Misuse(
+            f"{capture.path} was recorded without: waitfold record --with offcpu,oncpu ..."
+        )
+    accounted = account(join(capture, _progress()))
+    traces = read_traces(data, [*firsts.values()], captured_symbols(capture.path))
+    blocked, burnt = audit.unexplained(accounted, traces), audit.burnt(accounted, traces)
+    if as_json:
+        sys.stdout.write(text.audit_json(blocked, burnt))
+    else:
+        _say(text.audit_text(accounted, blocked, burnt))
 
 
 def _waits(options: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from waitfold.account import IDLE, IN_TRANSACTION, Account, Cells, Times
 from waitfold.analysis import Analysis, Process, SetAnalysis, Wait
+from waitfold.audit import Burnt, Unexplained
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
 from waitfold.join import UNSEEN
 from waitfold.stores import Late
@@ -23,6 +24,7 @@ WIDTH = 80
 _BAR = 40
 _SET_ROWS = 20
 _BY_ROWS = 40
+_AUDIT_ROWS, _AUDIT_STACKS = 15, 3
 
 
 def report_json(
@@ -448,6 +450,75 @@ def _by_table(
     if titles[-1:] == ["idle"]:
         note += "total is without idle time."
     return lines + wrapped("", note)
+
+
+def audit_text(account: Account, blocked: list[Unexplained], burnt: list[Burnt]) -> str:
+    """Return the audit as text: what wait events do not say."""
+    joined = account.joined
+    lines = [f"waitfold report --audit of {joined.capture.path}"]
+    lines += [line for text in joined.warnings for line in wrapped(f"{'WARNING':<13}", text)]
+    if joined.scheduled:
+        total = human(sum(one.ns for one in blocked))
+        lines += [
+            "",
+            f"Blocked without a wait event: {total}, by the stack where the CPU was left",
+            f"{'total':>8}{'count':>8}{'mean':>8}{'max':>8}  stack, innermost function first",
+        ]
+        for one in blocked[:_AUDIT_ROWS]:
+            times = f"{human(one.ns):>8}{count(one.count):>8}{human(one.ns / one.count):>8}"
+            lines += _stack_lines(f"{times}{human(one.max_ns):>8}  ", one.stack)
+        lines += _more([one.ns for one in blocked[_AUDIT_ROWS:]])
+    lines += [
+        "",
+        "On a CPU inside a wait event, and where samples found it",
+        f"{'on CPU':>8}{'of':>8}{'%':>6}  wait event, samples",
+    ]
+    for event in burnt[:_AUDIT_ROWS]:
+        exact = event.on_cpu_ns
+        share = _share(exact, event.total_ns) if exact is not None else "-"
+        lines.append(
+            f"{human(exact):>8}{human(event.total_ns):>8}{share:>6}  {event.event}, "
+            f"{_plural(event.sampled, 'sample')}"
+        )
+        for stack, n in event.samples[:_AUDIT_STACKS]:
+            lines += _stack_lines(f"{n:>30}  ", stack)
+    lines += _more([event.on_cpu_ns or 0 for event in burnt[_AUDIT_ROWS:]])
+    return "\n".join(lines) + "\n"
+
+
+def _more(rest: list[int]) -> list[str]:
+    return [f"{len(rest)} more, {human(sum(rest))} together (--json has all)."] if rest else []
+
+
+def _stack_lines(label: str, stack: tuple[str, ...]) -> list[str]:
+    """Return a stack behind what is said of it."""
+    names = [one_line(name, WIDTH - len(label) - 1) for name in stack]
+    text = " < ".join(names) or "(its beginning was not seen)"
+    return textwrap.wrap(
+        text, WIDTH - 1, initial_indent=label, subsequent_indent=" " * len(label),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def audit_json(blocked: list[Unexplained], burnt: list[Burnt]) -> str:
+    """Return the audit as JSON: stacks innermost function first, times in ns."""
+    audit = {
+        "format": FORMAT,
+        "blocked_without_event": [
+            {"stack": one.stack, "total_ns": one.ns, "count": one.count, "max_ns": one.max_ns}
+            for one in blocked
+        ],
+        "on_cpu_in_event": [
+            {
+                "event": one.event,
+                "on_cpu_ns": one.on_cpu_ns,
+                "total_ns": one.total_ns,
+                "samples": [{"stack": stack, "count": n} for stack, n in one.samples],
+            }
+            for one in burnt
+        ],
+    }
+    return json.dumps(audit, indent=1) + "\n"
 
 
 def _account_json(account: Account) -> dict[str, Any]:
