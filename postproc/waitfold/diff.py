@@ -32,11 +32,18 @@ BLOCKS = (1, 2, 4, 8)
 LEVEL = 0.99
 """Of pairs that differ by no more than the noise within them, so many show no significant row."""
 
+MARGIN = 0.05
+"""A change is significant if more than this part of the greater value is certain: two runs of the
+same differ by some per cent for reasons that neither window shows (bench/RESULTS.md)."""
+
 SHARE = 0.01
 """A row with a smaller share of the time of all rows is not judged, in neither capture."""
 
 ENOUGH = SLICES // 2
 """Nor is one whose time lies in fewer slices in effect, (sum of x)^2 / (sum of x^2), in both."""
+
+FOR_OTHERS = ("LWLock", "Lock", "IPC", "BufferPin", "Buffer")
+"""Classes of waits for another process: for as long as that one does what another row tells."""
 
 NO_WAIT = "(no wait event)"
 
@@ -133,8 +140,8 @@ class Change:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+        """Whether more than noise, by its interval and MARGIN."""
+        return self.certain > MARGIN * max(self.before or 0.0, self.after or 0.0)
 
     @property
     def difference(self) -> float | None:
@@ -149,9 +156,9 @@ class Change:
     @property
     def certain(self) -> float:
         """How much of the difference is certain: the end of the interval nearer to 0, or 0."""
-        if self.low is None or self.high is None or not self.significant:
+        if self.low is None or self.high is None:
             return 0.0
-        return min(abs(self.low), abs(self.high))
+        return max(self.low, -self.high, 0.0)
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,9 @@ class Row:
     """One row: ns a unit, number a unit, ns each.
 
     `cut` is the share of its time, before and after, that is of stretches not seen whole. They
-    count in `time` alone.
+    count in `time` alone. `size` is how much of the change is certain, in ns a unit, by the
+    measure that tells most; of a wait for others by as many as there are clients, as what one
+    of them does all others may wait for.
     """
 
     key: Key
@@ -167,6 +176,7 @@ class Row:
     count: Change
     mean: Change
     cut: tuple[float, float]
+    size: float
 
     @property
     def judged(self) -> bool:
@@ -182,13 +192,6 @@ class Row:
     def significant(self) -> bool:
         """Whether any of the measures changed."""
         return any(change.significant for change in (self.time, self.count, self.mean))
-
-    @property
-    def size(self) -> float:
-        """How much of the change is certain, in ns a unit, by the measure that tells most."""
-        number = min(self.count.before or 0.0, self.count.after or 0.0)
-        each = min(self.mean.before or 0.0, self.mean.after or 0.0)
-        return max(self.time.certain, self.mean.certain * number, self.count.certain * each)
 
 
 def event_stretches(joined: Joined) -> Stretches:
@@ -448,6 +451,7 @@ def compare(
     width = float(np.quantile(greatest, LEVEL))
 
     cuts = [1 - _ratio(side.whole.sum(axis=0), side.time.sum(axis=0), 1.0) for side in sides]
+    clients = max(before.clients, after.clients, 1)
     rows = []
     for i, key in enumerate(keys):
         changes = {
@@ -456,8 +460,18 @@ def compare(
         }
         if not counted[key]:
             changes |= {"count": Change(None, None), "mean": Change(None, None)}
-        rows.append(Row(key, cut=(float(cuts[0][i]), float(cuts[1][i])), **changes))
-    return sorted(rows, key=lambda row: (-row.size, -row.greatest, row.key))
+        waiting = clients if key[0] == FOREGROUND and key[1] in FOR_OTHERS else 1
+        size = _certain_ns(**changes) / waiting
+        rows.append(Row(key, cut=(float(cuts[0][i]), float(cuts[1][i])), size=size, **changes))
+    return sorted(
+        rows,
+        key=lambda row: (not row.significant, -row.size * row.significant, -row.greatest, row.key),
+    )
+
+
+def _certain_ns(time: Change, count: Change, mean: Change) -> float:
+    number, each = (min(of.before or 0.0, of.after or 0.0) for of in (count, mean))
+    return max(time.certain, mean.certain * number, count.certain * each)
 
 
 def _draws(rng: np.random.Generator) -> Floats:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from waitfold.backends import CLIENT
-from waitfold.diff import FOREGROUND, LEVEL, SHARE, SLICES, Change, Key, Row, Side
+from waitfold.diff import FOREGROUND, LEVEL, MARGIN, SHARE, SLICES, Change, Key, Row, Side
 from waitfold.show.text import human, one_line, seconds, wrapped
 
 FORMAT = 1
@@ -45,11 +45,10 @@ def diff_text(
             "the slices (--json has all).",
         )
     method = (
-        f"* more than noise. Number: after / before, by {unit}; each: the same of the mean "
-        f"time. Intervals are by a bootstrap over {SLICES} slices of each window, all processes "
-        f"together, and hold for all rows at once: {LEVEL:.0%} of pairs that differ by "
-        "no more than the noise within them show no change. What is constant within a window is "
-        "no noise to it: other work on the host, a cold cache."
+        f"* changed: more than {MARGIN:.0%} is certain. number: after / before, by {unit}; each: "
+        f"the same of the mean time. Intervals are by a bootstrap over {SLICES} slices of each window, "
+        f"all processes together, and hold for all rows at once with {LEVEL:.0%}. What is constant "
+        "within a window is no noise to it: other work on the host, a cold cache."
     )
     return "\n".join([*lines, "", *wrapped("", method)]) + "\n"
 
