@@ -16,8 +16,12 @@ import numpy as np
 import pytest
 from conftest import PG_BIN, Cluster, Recorder, running_cluster, waits
 
-from waitfold.capture import Naming, open_capture
+from waitfold.backends import SeenBackends
+from waitfold.capture import Capture, Naming, open_capture
+from waitfold.events import CUT, EXIT, FORK, STORE, Transitions, TransitionStream, joined
+from waitfold.probeset import load_sets
 from waitfold.queries import IDLE_IN_TRANSACTION, NONE, UNKNOWN, Queries, Query, read_queries
+from waitfold.waitevents import WaitEvents
 
 SERVERS = [PG_BIN]
 if "WAITFOLD_SERVERS" in os.environ:
@@ -370,3 +374,173 @@ def test_before(recorded: Recorded) -> None:
     """What a backend was in when the recording began is read from its memory and its title."""
     assert recorded.codes("within")[0] == IDLE_IN_TRANSACTION
     assert recorded.queries.table[recorded.codes("before")[0]] == Query(BEFORE, 0)
+
+
+RUNNING, IDLE, IN_TRANSACTION = 2, 1, 3
+
+
+class Stream:
+    """What a server could have reported, for read_queries; times are as they are given."""
+
+    def __init__(self, folder: Path, version: str = "15.18", backends: str = "") -> None:
+        header = "pid\tseen_ns\twait\ttitle\tapplication\tquery\n"
+        (folder / "backends.tsv").write_text(header + backends)
+        self.capture = Capture(
+            *(folder, [], load_sets()["wait-event"].rule(), version, WaitEvents(version), "sites"),
+            *(SeenBackends({}, {}), 100, 1000, {"query": load_sets()["query"]}),
+        )
+        self.said: list[tuple[int, int, int, tuple[Any, ...]]] = []
+        self.gaps: list[tuple[int, int]] = []
+
+    def mark(self, time_ns: int, mark: int, pid: int = 7) -> None:
+        """Add the birth or death of a process, or a cut."""
+        self.said.append((time_ns, pid, mark, ()))
+
+    def activity(self, time_ns: int, state: int, text: str | None = None, pid: int = 7) -> None:
+        """Add a call of pgstat_report_activity."""
+        given = (state, int(text is not None), (text or "").encode())
+        self.said.append((time_ns, pid, STORE, given))
+
+    def id(self, time_ns: int, query_id: int, force: int = 0, pid: int = 7) -> None:
+        """Add a call of pgstat_report_query_id."""
+        self.said.append((time_ns, pid, STORE, (query_id, force)))
+
+    def read(self, monkeypatch: pytest.MonkeyPatch) -> Queries:
+        """What read_queries makes of it, in two batches."""
+
+        def transitions(files: Any, rule: Any, progress: Any) -> TransitionStream:
+            parts = []
+            for time_ns, pid, mark, given in sorted(self.said, key=lambda said: said[0]):
+                value = np.zeros(1, np.uint32)
+                if given:
+                    use = next(use for use in rule.uses if len(use.fields) == len(given))
+                    columns = [[v] if isinstance(v, bytes) else np.array([v]) for v in given]
+                    value = use.values(columns, 1)
+                thread = np.array([pid << 32 | pid], np.uint64)
+                parts.append(
+                    Transitions(np.array([time_ns]), thread, value, np.array([mark], np.uint8))
+                )
+            half = len(parts) // 2
+            batches = [joined(part) for part in (parts[:half], parts[half:]) if part]
+            return TransitionStream(iter(batches), gaps=self.gaps)
+
+        monkeypatch.setattr("waitfold.queries.transitions", transitions)
+        return read_queries(self.capture)
+
+
+def rows(queries: Queries, pid: int = 7) -> list[tuple[int, Query | None]]:
+    """One process's rows: time and query, None where it is not known."""
+    mine = queries.pid == pid
+    pairs = zip(queries.time_ns[mine].tolist(), queries.code[mine].tolist(), strict=True)
+    return [(time_ns, queries.table[code] if code >= 0 else None) for time_ns, code in pairs]
+
+
+NO_QUERY, WITHIN = Query("(none)", 0), Query("(idle in transaction)", 0)
+
+
+def test_ids_of_a_string(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first id since the report or since it was forgotten; a function's does not override."""
+    stream = Stream(tmp_path)
+    stream.activity(10, RUNNING, "a; b")
+    stream.id(11, 0, 1)
+    stream.id(12, 5)
+    stream.id(13, 5)
+    stream.id(14, 77)
+    stream.id(20, 0, 1)
+    stream.id(21, -6)
+    stream.id(30, 0, 1)
+    stream.id(31, 0)
+    stream.activity(40, RUNNING, "c")
+    stream.id(41, 5)
+    stream.activity(50, IDLE)
+    found = stream.read(monkeypatch)
+    assert rows(found) == [
+        (10, Query("c", 5)),
+        (20, Query("a; b", -6)),
+        (30, Query("a; b", 0)),
+        (40, Query("c", 5)),
+        (50, NO_QUERY),
+    ]
+    asked = np.array([9, 10, 29, 31, 99], np.int64)
+    codes = found.at(np.full(5, 7, np.int32), asked)
+    assert [c if c < 0 else found.table[c].query_id for c in codes] == [UNKNOWN, 5, -6, 0, 0]
+    assert found.at(np.array([6, 8], np.int32), np.array([50, 50])).tolist() == [UNKNOWN] * 2
+
+
+def test_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of the states are one more from 18 on; a run without a text is no query."""
+    for version, more in (("17.2", 0), ("18.1", 1)):
+        stream = Stream(tmp_path, version)
+        stream.activity(10, 2 + more, "a")
+        stream.activity(20, 3 + more)
+        stream.activity(30, 4 + more)
+        stream.activity(40, 5 + more)
+        stream.activity(50, 2 + more)
+        stream.activity(60, 1 + more)
+        fastpath = Query("(fastpath function call)", 0)
+        assert rows(stream.read(monkeypatch)) == [
+            *((10, Query("a", 0)), (20, WITHIN), (30, fastpath), (40, WITHIN), (50, NO_QUERY)),
+        ]
+
+
+def test_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss nothing is known until the next report, but for an id after one forgotten."""
+    stream = Stream(tmp_path)
+    stream.activity(10, RUNNING, "a")
+    stream.activity(10, RUNNING, "b", pid=8)
+    stream.activity(90, IDLE, pid=8)
+    stream.activity(25, RUNNING, "c", pid=9)
+    stream.activity(40, IDLE, pid=9)
+    stream.id(50, 3)
+    stream.id(60, 0, 1)
+    stream.id(61, 4)
+    stream.activity(70, IDLE)
+    stream.mark(80, CUT)
+    stream.gaps = [(20, 30), (28, 35)]
+    found = stream.read(monkeypatch)
+    assert rows(found) == [
+        *((10, Query("a", 0)), (20, None), (60, Query("?", 4)), (70, NO_QUERY), (80, None)),
+    ]
+    assert rows(found, 8) == [(10, Query("b", 0)), (20, None), (90, NO_QUERY)]
+    assert rows(found, 9) == [(25, None), (40, NO_QUERY)]
+
+
+def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start by memory and title, from its birth on none; others of the host are left out."""
+    title = "postgres: app shop [local] "
+    lines = [
+        f"1\t50\t0x0\t{title}SELECT\t-\tselect 'a  b'",
+        f"2\t50\t0x0\t{title}idle in transaction\tpsql\t-",
+        f"3\t50\t0x0\t{title}idle\tpsql\t-",
+        f"4\t50\t0x0\t{title}UPDATE\tpsql\t-",
+        "5\t50\t0x0\tpostgres: checkpointer\t-\t-",
+        f"6\t500\t-\t{title}idle\tpsql\t-",
+    ]
+    stream = Stream(tmp_path, backends="\n".join(lines) + "\n")
+    stream.activity(200, RUNNING, "select 'a\n\tb'", pid=1)
+    stream.id(201, 9, pid=1)
+    stream.activity(300, RUNNING, "select 'a\n\tb'", pid=1)
+    stream.mark(400, FORK, pid=6)
+    stream.mark(400, FORK, pid=99)
+    stream.activity(450, IDLE, pid=6)
+    stream.activity(460, IN_TRANSACTION, pid=6)
+    stream.mark(470, EXIT, pid=6)
+    stream.mark(480, FORK, pid=6)
+    found = stream.read(monkeypatch)
+    text = "select 'a\n\tb'"
+    assert rows(found, 1) == [(50, Query(text, 0)), (200, Query(text, 9)), (300, Query(text, 0))]
+    assert rows(found, 2) == [(50, WITHIN)]
+    assert rows(found, 3) == rows(found, 5) == [(50, NO_QUERY)]
+    assert rows(found, 4) == rows(found, 99) == []
+    assert rows(found, 6) == [(400, NO_QUERY), (460, WITHIN), (480, NO_QUERY)]
+
+
+def test_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture without the set has no queries, and nothing is known of any process."""
+    stream = Stream(tmp_path)
+    stream.capture.sets.clear()
+    found = stream.read(monkeypatch)
+    assert len(found.table) == 2
+    assert found.at(np.array([7], np.int32), np.array([50])).tolist() == [UNKNOWN]
+    assert found.table[NONE] == NO_QUERY
+    assert found.table[IDLE_IN_TRANSACTION] == WITHIN

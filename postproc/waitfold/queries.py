@@ -23,8 +23,8 @@ SET = "query"
 """The probe set that queries are read from."""
 
 # What a row says, in its upper four bits; the rest is the code of a text or of an id: a report of
-# activity, what the recorder read from memory, an id, a loss.
-_IDLE, _IN_TRANSACTION, _FASTPATH, _RUNNING, _SEEN, _ID, _FORCED_ID, _LOST = range(8)
+# activity, what the recorder read from memory, an id, a loss, a birth.
+_IDLE, _IN_TRANSACTION, _FASTPATH, _RUNNING, _SEEN, _ID, _FORCED_ID, _LOST, _BORN = range(9)
 _KIND = 28
 _CODE = (1 << _KIND) - 1
 
@@ -106,8 +106,9 @@ def read_queries(capture: Capture, progress: Callable[[int, int], None] | None =
     stream = transitions(capture.files, rule, progress)
     parts = [_Rows.none(), *map(_fewer, stream)]
     rows = _Rows.joined(*_begun(capture, major, rule.texts), *parts)
-    reporting = np.unique(rows.pid[rows.kind != _IDLE])
-    rows = rows.take(np.isin(rows.pid, np.append(reporting, [*capture.seen.backends])))
+    # Of what else was born on the host nothing is known but that.
+    of_server = np.append(np.unique(rows.pid[rows.kind != _BORN]), [*capture.seen.backends])
+    rows = rows.take(np.isin(rows.pid, of_server))
     rows = rows.take(np.lexsort((rows.time_ns, rows.pid)))
     return _queries(_with_losses(rows, stream.gaps), rule)
 
@@ -194,7 +195,7 @@ def _fewer(batch: Transitions) -> _Rows:
     In a function that runs a statement a million times those are nearly all.
     """
     value = batch.value.copy()
-    value[batch.mark == FORK] = _IDLE << _KIND
+    value[batch.mark == FORK] = _BORN << _KIND
     value[batch.mark == CUT] = _LOST << _KIND
     matters = (batch.mark == STORE) | (batch.mark == FORK) | (batch.mark == CUT)
     matters &= (batch.pid == batch.tid) & (batch.pid > 0)
