@@ -187,12 +187,12 @@ check_instances() {
 check_sched() {
     local event
     check_tracefs || return 1
-    MEND="use a kernel with CONFIG_SCHED_TRACER=y, or another that has the tracepoints of the scheduler"
+    MEND="use a kernel with CONFIG_EVENT_TRACING=y, and run this as root"
     for event in sched_switch sched_wakeup; do
         FOUND="no tracepoint sched:$event"
         [[ -r $TRACEFS/events/sched/$event/id ]] || return 1
     done
-    FOUND="tracepoints sched_switch and sched_wakeup: time off the CPU (--with offcpu)"
+    FOUND="tracepoints of the scheduler (--with offcpu)"
 }
 
 # PROC_PID_INIT_INO, the kernel's own number of the first pid namespace.
@@ -480,7 +480,7 @@ count_functions() {
 # parts of functions count as well); without it some tens of many thousands do.
 check_frames() {
     local functions kept
-    FOUND="the table of functions cannot be read" MEND="take a build with -fno-omit-frame-pointer; stacks by perf --call-graph dwarf cost more"
+    FOUND="the table of functions cannot be read" MEND="take a build with -fno-omit-frame-pointer, or record with --call-graph dwarf, which costs more"
     count_functions "$EXE" && functions=$REPLY || return 1
     kept=$(awk 'BEGIN { RS = "H\211\345" } END { print NR - 1 }' "$EXE")
     FOUND="$kept of $functions functions keep frame pointers"

@@ -126,6 +126,7 @@ HOSTS: dict[str, tuple[str, Sequence[str], Lines]] = {
             "binutils": (True, "objdump and readelf"),
             "disk": (True, "are free in /"),
             "counters": (True, "by the CPU"),
+            "sched": (True, "tracepoints --with offcpu"),
             "clock": (True, "tsc"),
             "turbo": (True, "is off"),
             "idle": (True, "no idle states"),
@@ -193,6 +194,7 @@ HOSTS: dict[str, tuple[str, Sequence[str], Lines]] = {
         {
             "uprobes": (False, "no /sys/kernel/tracing/uprobe_events CONFIG_UPROBE_EVENTS"),
             "instances": (False, "no instance"),
+            "sched": (False, "no tracepoint sched:sched_switch CONFIG_EVENT_TRACING"),
         },
     ),
     "i686": ("", ["setarch", "i686"], {"machine": (False, "i686 use an x86-64")}),
