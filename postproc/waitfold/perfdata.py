@@ -323,8 +323,11 @@ class PerfData:
         # pid, parent; tid, parent's; time: perf_event_task_output in kernel/events/core.c
         heads, pids, tids, times = (piece.words[at + i] for i in range(4))
         low, half = np.uint64(0xFFFF_FFFF), np.uint64(32)
-        parts = (part.view(np.int64) for p in (pids, tids) for part in (p & low, p >> half))
-        return Tasks(at, heads & low == EXIT, *parts, times.view(np.int64))
+        pid, parent, tid, parent_tid, time = (
+            part.view(np.int64)
+            for part in (pids & low, pids >> half, tids & low, tids >> half, times)
+        )
+        return Tasks(at, heads & low == EXIT, pid, parent, tid, parent_tid, time)
 
     def damaged(
         self, piece: Piece, at: NDArray[np.int64], bad: NDArray[np.bool_], why: str
