@@ -4,12 +4,12 @@
 # Sourced, never run, by waitfold-record; needs lib.bash, and POSTMASTER.
 # shellcheck disable=SC2154 # POSTMASTER is lib.bash's
 
-# Larger tables than this are left out, and with them the functions that a file does not export: 2.7 million symbols.
-readonly SYMTAB_MAX=$((64 << 20))
-# When all of them are larger, or take longer (s), the rest is left out.
+# A .symtab that is larger, of 1.4 million symbols, is left out: it would take 10 s of CPU and 60 MB.
+readonly SYMTAB_MAX=$((32 << 20))
+# When those of all files take more than this of disk or time (s), the rest is left out.
 readonly SYMBOLS_MAX=$((512 << 20)) SYMBOLS_TIME=60
-# In a larger perf.data (50 ms of CPU a MiB) no addresses are looked for; then the kernel's symbols are written all: 4 MiB.
-readonly SEARCH_MAX=$((32 << 20))
+# In a larger perf.data no addresses are looked for, which takes 60 ms of CPU a MiB: all the kernel's symbols are 6 MB.
+readonly SEARCH_MAX=$((16 << 20))
 # Of a process's perf-PID.map.
 readonly PERF_MAP_MAX=$((16 << 20))
 
@@ -166,7 +166,7 @@ words() {
 # next, which says where it ends.
 kernel_symbols() {
     local all='' size
-    size=$(stat -c %s "$1/perf.data")
+    size=$(stat -Lc %s "$1/perf.data")
     ((size <= SEARCH_MAX)) || all=yes
     # Addresses are all zeros for those who may not see them.
     if ! awk '$3 == "_text" && $1 !~ /^0+$/ { found = 1 } END { exit !found }' /proc/kallsyms 2>/dev/null; then

@@ -428,13 +428,13 @@ def _captured_file(path: Path) -> Symbols:
     text = whole[len(head) :]
     above = head.count(b"\n") + 1
     content = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(content == ord("\n"))
+    feeds = np.flatnonzero(content == ord("\n"))
     if text and not text.endswith(b"\n"):
-        raise _damaged(path, above + len(ends))
-    heads = np.append(0, ends[:-1] + 1)[: len(ends)]
+        raise _damaged(path, above + len(feeds))
+    heads = np.append(0, feeds[:-1] + 1)[: len(feeds)]
     # Three tabs in each line: address, size, st_info, name.
     tabs = np.flatnonzero(content == ord("\t"))
-    bad = np.bincount(np.searchsorted(ends, tabs), minlength=len(ends)) != 3
+    bad = np.bincount(np.searchsorted(feeds, tabs), minlength=len(feeds)) != 3
     if bad.any():
         raise _damaged(path, above + int(np.argmax(bad)))
     first, second, third = tabs.reshape(-1, 3).T
@@ -451,11 +451,11 @@ def _captured_file(path: Path) -> Symbols:
         starts[here] = addresses[here] + np.uint64(offset - address & _MASK)
         inside |= here
     rows = np.flatnonzero(inside)
-    starts, info = starts[rows], info[rows].astype(np.uint8)
+    starts, info = starts[rows], info[rows]
+    kinds, bindings = (info & np.uint64(0xF)).astype(np.uint8), (info >> 4).astype(np.uint8)
+    ends = starts + sizes[rows]
     text = text.replace(b"\n", b"\0")
-    return Symbols(
-        [Rows(starts, starts + sizes[rows], third[rows] + 1, info & 0xF, info >> 4, text)]
-    )
+    return Symbols([Rows(starts, ends, third[rows] + 1, kinds, bindings, text)])
 
 
 def _hex(
