@@ -46,7 +46,7 @@ def diff_text(
         )
     method = (
         f"* changed: more than {MARGIN:.0%} is certain. number: after / before, by {unit}; each: "
-        f"the same of the mean time. Intervals are by a bootstrap over {SLICES} slices of each window, "
+        f"the same of the mean time. Intervals: a bootstrap over {SLICES} slices of each window, "
         f"all processes together, and hold for all rows at once with {LEVEL:.0%}. What is constant "
         "within a window is no noise to it: other work on the host, a cold cache."
     )
