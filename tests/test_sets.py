@@ -382,3 +382,52 @@ def test_versions(probe_set: str, version: str, words: str) -> None:
     status, said = define(PG_BIN / "postgres", version, probe_set)
     assert status == 1
     assert words in said
+
+
+# Instructions of a function, and how many bytes behind its first one the probe goes.
+ENTRIES = {
+    "push": ("push %rbp; mov %rsp, %rbp; pop %rbp", 0),
+    "endbr": ("endbr64; push %r12; pop %r12", 4),
+    "loads": ("mov variable(%rip), %rax; test %rax, %rax; je 1f; nop; 1:", 10),
+    "saves": ("mov %rbx, -8(%rsp); mov %rsi, %rbp; sub $8, %rsp; call push; add $8, %rsp", 12),
+    "loop": ("mov variable(%rip), %rax; 1: test %rax, %rax; je 2f; dec %rax; jmp 1b; 2:", 0),
+    "argument": ("mov variable(%rip), %rdi; push %rdi; pop %rdi", 0),
+    "unknown": ("endbr64; lea 1(%rdi), %rax; push %rax; pop %rax", 0),
+    "short": ("mov %rax, %rbx", 0),
+}
+
+
+def test_entries(tmp_path: Path) -> None:
+    """A function's probe goes where the kernel emulates, if the arguments are as they were."""
+    source = "".join(
+        f".globl {name}\n.type {name}, @function\n{name}: {code}; ret\n.size {name}, . - {name}\n"
+        for name, (code, _) in ENTRIES.items()
+    )
+    (tmp_path / "it.s").write_text(
+        f".text\n{source}.data\n.globl variable\nvariable: .quad 0\n"
+        '.section .note.GNU-stack,"",@progbits\n'
+    )
+    library = tmp_path / "it.so"
+    run("gcc", "-shared", "-Wl,-Bsymbolic", "-o", library, tmp_path / "it.s", check=True)
+    symbols = run("nm", library).stdout
+    for name, (_, behind) in ENTRIES.items():
+        (address,) = re.findall(rf"^(\w+) T {name}$", symbols, re.MULTILINE)
+        script = f'. {SCRIPTS}/lib.bash; function_entry {library} {name}; echo "$PLACE $OFFSET"'
+        answer = run("bash", "-euo", "pipefail", "-c", script)
+        assert (
+            answer.stdout == f"{int(address, 16) + behind:#x} {int(address, 16) + behind:#x}\n"
+        ), name
+
+
+def test_no_function() -> None:
+    """A file that does not export a set's function is refused by the name of both."""
+    status, said = define(Path("/bin/bash"), "15.18", "query")
+    assert status == 1
+    assert 'the set "query" needs the function pgstat_report_activity' in said
+
+
+def test_event_of_some_majors() -> None:
+    """There are ids from 14 on; before, they are left out."""
+    for version, events in (("13.4", ["query_activity"]), ("14.1", ["query_activity", "query_id"])):
+        _, said = define(PG_BIN / "postgres", version, "query")
+        assert re.findall(r"^p:g/(\w+)", said, re.MULTILINE) == events
