@@ -74,10 +74,10 @@ def unexplained(account: Account, traces: Traces) -> list[Unexplained]:
     rows = rows.take(blocked[~np.isin(rows.pid[blocked], others)])
     sleeps, sleep = np.unique(rows.sleep, return_inverse=True)
     ns = np.bincount(sleep, rows.dur_ns, len(sleeps)).astype(np.int64)
-    trace = _left(joined.sleeps.take(sleeps.astype(np.int64)), traces)
+    trace = left(joined.sleeps.take(sleeps.astype(np.int64)), traces)
     found: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for one, length in zip(trace.tolist(), ns.tolist(), strict=True):
-        found[_stack(traces, one)].append(length)
+        found[stack_of(traces, one)].append(length)
     all_ = [Unexplained(s, sum(each), len(each), max(each)) for s, each in found.items()]
     return sorted(all_, key=lambda one: -one.ns)
 
@@ -86,13 +86,13 @@ def burnt(account: Account, traces: Traces) -> list[Burnt]:
     """Return the wait events that were not slept through, the most CPU time first."""
     joined, cells = account.joined, account.cells
     scheduled = joined.scheduled
-    value, trace = _sampled(joined.segments, traces)
+    value, trace = sampled(joined.segments, traces)
     all_ = []
     for event in np.unique(cells.value[(cells.value != 0) & (cells.value != UNSEEN)]).tolist():
         times = cells.take(cells.value == event).times()
         found: dict[tuple[str, ...], int] = defaultdict(int)
         for one in trace[value == event].tolist():
-            found[_stack(traces, one)] += 1
+            found[stack_of(traces, one)] += 1
         ranked = sorted(found.items(), key=lambda item: -item[1])
         on_cpu = times.on_cpu if scheduled else None
         if on_cpu or ranked:
@@ -100,9 +100,9 @@ def burnt(account: Account, traces: Traces) -> list[Burnt]:
     return sorted(all_, key=lambda one: (-(one.on_cpu_ns or 0), -one.sampled))
 
 
-def _left(sleeps: Sleeps, traces: Traces) -> NDArray[np.int64]:
+def left(sleeps: Sleeps, traces: Traces) -> NDArray[np.int64]:
     """Return the stack with which each sleep began, -1 where it is not known."""
-    rows = _rows(traces, SWITCH)
+    rows = rows_of(traces, SWITCH)
     tid = np.concatenate([sleeps.tid, traces.tid[rows]])
     time = np.concatenate([sleeps.out_ns, traces.time_ns[rows]])
     order = np.lexsort((time, tid))
@@ -115,9 +115,9 @@ def _left(sleeps: Sleeps, traces: Traces) -> NDArray[np.int64]:
     return found
 
 
-def _sampled(segments: Segments, traces: Traces) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def sampled(segments: Segments, traces: Traces) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return of the samples on a CPU the wait event, UNSEEN where there is none, and the stack."""
-    rows = _rows(traces, SAMPLE)
+    rows = rows_of(traces, SAMPLE)
     pid, time = traces.pid[rows], traces.time_ns[rows]
     value = np.full(len(rows), UNSEEN, np.uint32)
     for one in np.unique(pid).tolist():
@@ -131,14 +131,14 @@ def _sampled(segments: Segments, traces: Traces) -> tuple[NDArray[np.uint32], ND
     return value, traces.trace[rows]
 
 
-def _rows(traces: Traces, event: str) -> NDArray[np.int64]:
+def rows_of(traces: Traces, event: str) -> NDArray[np.int64]:
     names = [one.name for one in traces.events]
     if event not in names:
         return np.empty(0, np.int64)
     return np.flatnonzero(traces.event == names.index(event))
 
 
-def _stack(traces: Traces, trace: int) -> tuple[str, ...]:
+def stack_of(traces: Traces, trace: int) -> tuple[str, ...]:
     """Return a stack's innermost frames, without what says nothing, repetitions as one."""
     if trace < 0:
         return ()
