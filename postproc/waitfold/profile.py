@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import struct
 from bisect import bisect_left
@@ -24,6 +25,7 @@ from .symbols import (
     Symbols,
     file_symbols,
     kernel_symbols,
+    perf_map_symbols,
     vdso_symbols,
 )
 
@@ -320,6 +322,8 @@ class _Namer:
             return self._captured.symbols(KERNEL if of_kernel else path, inode, build_id)
         if path == "[vdso]":
             return vdso_symbols()
+        if re.fullmatch(r"/tmp/perf-[0-9]+\.map", path):
+            return perf_map_symbols(path)
         if of_kernel:
             return kernel_symbols(self._kernel.build_id, self._kernel.text_at)
         return file_symbols(path, build_id)
@@ -528,15 +532,14 @@ class _Reader:
 
     def _tasks(self, piece: Piece) -> Iterator[_Record]:
         """Yield the FORK records of a piece."""
-        for at in piece.tasks:
-            head = int(piece.words[at])
-            if head & 0xFFFF_FFFF == perfdata.FORK and head >> 51 >= 4:
-                pids, tids, time = (int(word) for word in piece.words[at + 1 : at + 4])
-                parent = (pids >> 32, tids >> 32)
-                pid, tid = pids & 0xFFFF_FFFF, tids & 0xFFFF_FFFF
-                inherits = not head >> 32 & _WITHOUT_MAPS
-                place = piece.offset + 8 * at
-                yield _Record(time, place, perfdata.FORK, pid, tid, parent, inherits)
+        tasks = self._data.tasks(piece)
+        columns = (tasks.at, tasks.pid, tasks.tid, tasks.parent, tasks.parent_tid, tasks.time_ns)
+        rows = zip(*(column[~tasks.is_exit].tolist() for column in columns), strict=True)
+        for at, pid, tid, parent, parent_tid, time in rows:
+            inherits = not int(piece.words[at]) >> 32 & _WITHOUT_MAPS
+            place = piece.offset + 8 * at
+            parents = (parent, parent_tid)
+            yield _Record(time, place, perfdata.FORK, pid, tid, parents, inherits)
 
     def _losses(self, piece: Piece) -> None:
         """Count what the kernel had no room for; LOST_SAMPLES counts it once more, in the end."""
