@@ -132,13 +132,14 @@ def sampled(segments: Segments, traces: Traces) -> tuple[NDArray[np.uint32], NDA
 
 
 def rows_of(traces: Traces, event: str) -> NDArray[np.int64]:
+    """Return the rows of an event, none where it was not recorded."""
     names = [one.name for one in traces.events]
     if event not in names:
         return np.empty(0, np.int64)
     return np.flatnonzero(traces.event == names.index(event))
 
 
-def stack_of(traces: Traces, trace: int) -> tuple[str, ...]:
+def stack_of(traces: Traces, trace: int, most: int | None = FRAMES) -> tuple[str, ...]:
     """Return a stack's innermost frames, without what says nothing, repetitions as one."""
     if trace < 0:
         return ()
@@ -149,4 +150,4 @@ def stack_of(traces: Traces, trace: int) -> tuple[str, ...]:
         name = frames.names[entry]
         if name not in _WAY and names[-1:] != [name]:
             names.append(name)
-    return tuple(names[:FRAMES])
+    return tuple(names[:most])

@@ -517,9 +517,11 @@ def _diff(options: argparse.Namespace) -> None:
         comparison.read_side(open_capture(path, Naming()), options.by, _progress())
         for path in (options.before, options.after)
     )
+    if options.by == "event":
+        after = comparison.in_terms_of(before, after)
     per_transaction = comparison.per_transaction(before, after, options.per)
     unit = "transaction" if per_transaction else "second"
-    differs, apart = comparison.differences(before, after)
+    differs, apart = comparison.differences(before, after, options.by)
     rows = comparison.compare(before, after, per_transaction, apart)
     if options.flamegraph:
         stacks = show_diff.folded(before, after, per_transaction)

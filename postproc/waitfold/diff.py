@@ -15,12 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.analysis import Progress, set_intervals
-from waitfold.backends import CLIENT
+from waitfold.audit import left, rows_of, sampled, stack_of
+from waitfold.backends import CLIENT, POSTMASTER
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.join import UNSEEN, Joined, Segments, join
 from waitfold.pair import END, LOST
+from waitfold.perfdata import PerfData
+from waitfold.profile import Traces, read_traces
 from waitfold.queries import IDLE_IN_TRANSACTION, NONE, UNKNOWN
+from waitfold.sched import SAMPLE, SWITCH
+from waitfold.symbols import captured_symbols
 from waitfold.waitevents import is_idle
 
 SLICES = 40
@@ -224,6 +229,85 @@ def query_stretches(joined: Joined) -> Stretches:
     return _joined(segments, key, keys, counted, kept, query != UNKNOWN)
 
 
+def stack_stretches(joined: Joined) -> Stretches:
+    """Return the time off and on the CPU by stack, root first, and wait event where there was one.
+
+    Idle waits are left out, and the postmaster, which has none and is nothing but idle. A sample on
+    the CPU stands for the time before it; their number means nothing.
+    """
+    capture, segments, sleeps = joined.capture, joined.segments, joined.sleeps
+    data = capture.files[0]
+    held = data.events if isinstance(data, PerfData) else []
+    # The first of each name: the second sched_switch is who comes, and has no stacks.
+    firsts = {event.name: event for event in reversed(held) if event.name in (SWITCH, SAMPLE)}
+    if not firsts or not isinstance(data, PerfData):
+        raise Misuse(
+            f"{capture.path} does not hold stacks: waitfold record --with offcpu,oncpu ..."
+        )
+    traces = read_traces(data, [*firsts.values()], captured_symbols(capture.path))
+    stacks = _Stacks(joined, traces)
+
+    trace = np.full(len(segments), -1, np.int64)
+    asleep = np.flatnonzero(segments.sleep >= 0)
+    if len(asleep):
+        trace[asleep] = left(sleeps, traces)[segments.sleep[asleep]]
+    key = stacks.keys_of(segments.pid, trace, segments.value)
+    idle = (segments.value != 0) & is_idle(segments.value)
+    postmasters = [pid for pid, who in joined.backends.items() if who.type == POSTMASTER]
+    idle |= (segments.value == UNSEEN) | np.isin(segments.pid, postmasters)
+    kept = (trace >= 0) & ~idle
+    off = _joined(segments, key, stacks.keys, [True] * len(stacks.keys), kept, trace >= -1)
+
+    rows = rows_of(traces, SAMPLE)
+    value, trace = sampled(segments, traces)
+    ours = np.isin(traces.pid[rows], segments.pid)
+    rows, value, trace = rows[ours], value[ours], trace[ours]
+    key = stacks.keys_of(traces.pid[rows], trace, value, on_cpu=True)
+    time = traces.time_ns[rows]
+    since = time - traces.weight[rows].astype(np.int64)
+    every = np.ones(len(rows), np.bool_)
+    counted = [True] * len(off.keys) + [False] * (len(stacks.keys) - len(off.keys))
+    return Stretches(
+        stacks.keys,
+        counted,
+        np.append(off.start_ns, since),
+        np.append(off.end_ns, time),
+        np.append(off.key, key),
+        np.append(off.whole, every),
+    )
+
+
+class _Stacks:
+    """Keys of stacks, one for each type of backend, stack and wait event."""
+
+    def __init__(self, joined: Joined, traces: Traces) -> None:
+        self.keys: list[Key] = []
+        self._joined = joined
+        self._traces = traces
+        self._place: dict[Key, int] = {}
+
+    def keys_of(
+        self,
+        pid: NDArray[np.int32],
+        trace: NDArray[np.int64],
+        value: NDArray[np.uint32],
+        on_cpu: bool = False,
+    ) -> NDArray[np.int64]:
+        """Return the key of each row."""
+        type_, names = _types(self._joined, pid)
+        label = self._joined.capture.events.label
+        columns = np.stack([type_, trace, value.astype(np.int64)])
+        distinct, row = np.unique(columns, axis=1, return_inverse=True)
+        found = []
+        for code, stack, event in distinct.T.tolist():
+            frames = stack_of(self._traces, stack, None)[::-1] or ("[unknown]",)
+            waits = (":".join(label(event)),) if event not in (0, UNSEEN) else ()
+            key = (names[code], *frames, *waits, *(("[on-CPU]",) if on_cpu else ()))
+            found.append(self._place.setdefault(key, len(self._place)))
+        self.keys = [*self._place]
+        return np.array(found, np.int64)[row.reshape(-1)]
+
+
 def _types(joined: Joined, pid: NDArray[np.int32]) -> tuple[NDArray[np.int64], list[str]]:
     """Return the type of backend of each row, and what they are called: row 0 is the foreground."""
     pids, place = np.unique(pid, return_inverse=True)
@@ -257,7 +341,7 @@ def _joined(
     return all_.take(kept[head])
 
 
-STRETCHES = {"event": event_stretches, "query": query_stretches}
+STRETCHES = {"event": event_stretches, "query": query_stretches, "stack": stack_stretches}
 """What can be compared."""
 
 
@@ -299,6 +383,7 @@ def sliced(joined: Joined, stretches: Stretches, ended_ns: NDArray[np.int64] | N
     known = _known(joined, edges)
     if not known.any():
         raise WaitfoldError(f"{joined.capture.path}: all samples of client backends were lost")
+    stretches = _used(stretches)
     time, _ = _spread(stretches, edges)
     whole, count = _spread(stretches.take(stretches.whole), edges)
     return Side(
@@ -314,6 +399,17 @@ def sliced(joined: Joined, stretches: Stretches, ended_ns: NDArray[np.int64] | N
         count,
         np.diff(edges) / 1e9 * known,
         None if ended_ns is None else np.histogram(ended_ns, edges)[0].astype(np.float64),
+    )
+
+
+def _used(stretches: Stretches) -> Stretches:
+    """Return them with no keys but their own."""
+    used, key = np.unique(stretches.key, return_inverse=True)
+    return replace(
+        stretches,
+        keys=[stretches.keys[i] for i in used.tolist()],
+        counted=[stretches.counted[i] for i in used.tolist()],
+        key=key,
     )
 
 
@@ -351,15 +447,29 @@ def _known(joined: Joined, edges: NDArray[np.int64]) -> Floats:
     return _ratio(ns[:, 0], total, 1.0)
 
 
-def differences(before: Side, after: Side) -> tuple[list[str], set[Key]]:
+def in_terms_of(before: Side, after: Side) -> Side:
+    """Return `after` with the names of wait events as the server of `before` spells them."""
+    names = {(c, n.lower()): (c, n) for c, n in before.capture.events.names}
+    return replace(
+        after,
+        keys=[
+            (key[0], *names.get((key[1], key[2].lower()), key[1:])) if len(key) == 3 else key
+            for key in after.keys
+        ],
+    )
+
+
+def differences(before: Side, after: Side, by: str) -> tuple[list[str], set[Key]]:
     """Return what else differs between two captures, and rows that cannot be compared for it."""
     found: list[str] = []
     one, other = before.capture, after.capture
     apart: set[Key] = set()
     if one.pg_version != other.pg_version:
         found.append(f"PostgreSQL {one.pg_version} before, {other.pg_version} after")
+    if one.pg_version != other.pg_version and by == "event":
         for side, events in ((before, other.events), (after, one.events)):
-            apart |= {key for key in side.keys if len(key) == 3 and key[1:] not in events.names}
+            known = {(class_, name.lower()) for class_, name in events.names}
+            apart |= {k for k in side.keys if len(k) == 3 and (k[1], k[2].lower()) not in known}
         if apart:
             names = ", ".join(sorted({":".join(key[1:]) for key in apart}))
             found.append(f"only one of the two versions has, so not judged: {names}")

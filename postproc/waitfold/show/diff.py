@@ -9,7 +9,7 @@ from typing import Any
 
 from waitfold.backends import CLIENT
 from waitfold.diff import FOREGROUND, LEVEL, MARGIN, SHARE, SLICES, Change, Key, Row, Side
-from waitfold.show.text import human, one_line, seconds, wrapped
+from waitfold.show.text import WIDTH, human, one_line, seconds, wrapped
 
 FORMAT = 1
 """Format of the JSON."""
@@ -105,6 +105,8 @@ def _row(row: Row) -> list[str]:
 def label(key: Key) -> str:
     """Return what a row is called in one line."""
     type_, *parts = key
+    if len(parts) > 2:  # a stack, of which the end tells most
+        return _end(one_line(";".join([type_ or CLIENT, *parts]), 10**6), WIDTH - 1)
     name = one_line(":".join(parts))
     return name if type_ == FOREGROUND else f"{type_} {name}"
 
