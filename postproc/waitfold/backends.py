@@ -19,13 +19,15 @@ class Backend:
     """A process of the server: its type as pg_stat_activity.backend_type has it.
 
     `user` and `database` are empty where the title does not tell, and so is `application`, its
-    application_name, where it has none or the capture does not know.
+    application_name, where it has none or the capture does not know. `leader` is the pid of the
+    client backend that a parallel worker works for, 0 if not known.
     """
 
     type: str
     user: str = ""
     database: str = ""
     application: str = ""
+    leader: int = 0
 
     @property
     def kind(self) -> str:
@@ -66,7 +68,7 @@ _TITLES = [
         (r"(archiver|io worker|logger|startup|walreceiver|walsender)( .*)?", r"\1"),
         (r"writer process", "background writer"),
         (r"wal (receiver|sender|writer) process( .*)?", r"wal\1"),
-        (r"parallel worker for PID \d+", PARALLEL),
+        (r"parallel worker for PID (?P<leader>\d{1,9})", PARALLEL),
         (r"logical replication launcher", r"\g<0>"),
         (r"logical replication parallel apply worker .*", "logical replication parallel worker"),
     )
@@ -94,7 +96,9 @@ def backend_of(title: str, major: int) -> Backend:
         return Backend(f"logical replication {kind}worker")
     for pattern, type_ in _TITLES:
         if match := pattern.fullmatch(body):
-            return Backend(match.expand(type_), database=match.groupdict().get("database") or "")
+            more = match.groupdict()
+            leader = int(more.get("leader") or 0)
+            return Backend(match.expand(type_), "", more.get("database") or "", leader=leader)
     return Backend("background worker" if body else UNKNOWN)
 
 

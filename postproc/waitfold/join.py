@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.analysis import Progress
-from waitfold.backends import CLIENT, POSTMASTER, Backend
+from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, Backend
 from waitfold.backends import UNKNOWN as UNKNOWN_TYPE
 from waitfold.capture import Capture
 from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, TransitionStream, transitions
 from waitfold.perfdata import PerfData
+from waitfold.queries import IDLE_IN_TRANSACTION, Queries, read_queries
 from waitfold.queries import SET as QUERY_SET
 from waitfold.queries import UNKNOWN as NO_QUERY
-from waitfold.queries import Queries, read_queries
 from waitfold.sched import (
     NO_SLEEPS,
     NO_UNKNOWN,
@@ -129,14 +129,45 @@ def join(capture: Capture, progress: Progress | None = None) -> Joined:
     scheduled = switches is not None
     del switches
     merger = _Merger(stores, sleeps if scheduled else None, unknown, queries, gaps)
-    backends = dict(capture.seen.backends)
-    for pid in pids:
-        if backends.get(pid, Backend(UNKNOWN_TYPE)).type == UNKNOWN_TYPE:
-            backends[pid] = Backend(CLIENT if stores.reads(pid) else UNKNOWN_TYPE)
+    segments = merger.segments(lives)
     return Joined(
-        capture, merger.segments(lives), sleeps, queries, backends, warnings, start, end, scheduled,
-        QUERY_SET in capture.sets, stream.lost,
+        capture, segments, sleeps, queries, _backends(pids, stores, segments, queries, capture),
+        warnings, start, end, scheduled, QUERY_SET in capture.sets, stream.lost,
     )  # fmt: skip
+
+
+def _backends(
+    pids: set[int], stores: _Stores, segments: Segments, queries: Queries, capture: Capture
+) -> dict[int, Backend]:
+    """Return who the processes were, those of which no title was read by what they did.
+
+    One that read from a client is a client backend. One that was in the query which a client
+    backend was in is its parallel worker, and has its user, database and application.
+    """
+    backends = dict(capture.seen.backends)
+    untitled = [
+        pid for pid in pids if backends.get(pid, Backend(UNKNOWN_TYPE)).type == UNKNOWN_TYPE
+    ]
+    for pid in untitled:
+        backends[pid] = Backend(CLIENT if stores.reads(pid) else UNKNOWN_TYPE)
+    clients = [pid for pid, who in backends.items() if who.type == CLIENT]
+    for pid in untitled:
+        head, end = np.searchsorted(segments.pid, [pid, pid + 1]).tolist()
+        asked = np.flatnonzero(segments.query[head:end] > IDLE_IN_TRANSACTION)
+        if backends[pid].type == CLIENT or not len(asked):
+            continue
+        code, time = segments.query[head + asked[0]], segments.start_ns[head + asked[0]]
+        same = queries.at(np.array(clients, np.int32), np.full(len(clients), time)) == code
+        if same.any():
+            leader = clients[int(same.argmax())] if same.sum() == 1 else 0
+            backends[pid] = Backend(PARALLEL, leader=leader)
+    for pid, who in backends.items():
+        if who.type == PARALLEL and who.leader in backends:
+            leads = backends[who.leader]
+            backends[pid] = replace(
+                who, user=leads.user, database=leads.database, application=leads.application
+            )
+    return backends
 
 
 def _pids(stores: _Stores, capture: Capture) -> set[int]:

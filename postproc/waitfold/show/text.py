@@ -544,7 +544,7 @@ def _account_json(account: Account) -> dict[str, Any]:
         "processes": [
             {
                 "pid": pid,
-                **{k: v for k, v in vars(joined.backends[pid]).items() if isinstance(v, str)},
+                **vars(joined.backends[pid]),
                 "wall_ns": wall,
                 "residual_ns": account.residual[pid],
             }
