@@ -18,12 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.analysis import Analysis, SetAnalysis
+from waitfold.audit import left, rows_of
+from waitfold.backends import POSTMASTER
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Segments
 from waitfold.perfdata import Event, PerfData
 from waitfold.profile import UNKNOWN, Frames, Traces
 from waitfold.queries import UNKNOWN as UNKNOWN_QUERY
+from waitfold.sched import SAMPLE, SWITCH
 from waitfold.show import palette
 from waitfold.show.text import one_line
 from waitfold.waitevents import is_idle
@@ -95,9 +98,6 @@ KINDS = {
     "wall": Kind("Wall-clock time (red: on CPU, blue: off it)", True, True, "io"),
 }
 
-ON_EVENT, OFF_EVENT = "oncpu", "sched:sched_switch"
-"""Events of a capture: samples on the CPU, and (the first of that name) switches from it."""
-
 
 class Shown(NamedTuple):
     """What stands in stacks besides the frames, and whether idle waits are folded."""
@@ -116,7 +116,7 @@ def profiled(capture: Capture, kind: Kind) -> tuple[PerfData, list[Event]]:
         It was recorded without.
 
     """
-    names = [ON_EVENT] * kind.on + [OFF_EVENT] * kind.off
+    names = [SAMPLE] * kind.on + [SWITCH] * kind.off
     data = capture.files[0]
     held = data.events if isinstance(data, PerfData) else []
     firsts = {event.name: event for event in reversed(held)}
@@ -142,18 +142,22 @@ def folded_times(joined: Joined, traces: Traces, kind: Kind, shown: Shown) -> st
 
     N is in ns: of on-CPU time the sum of the samples' weights, of off-CPU time what passed from
     when the process left the CPU, with this stack, until it ran again. `traces` are of the events
-    that profiled() names. Time blocked in an idle wait is left out unless `shown.idle`.
+    that profiled() names. Time blocked in an idle wait, or by the postmaster, is left out unless
+    `shown.idle`.
     """
-    index = {event.name: i for i, event in enumerate(traces.events)}
     of = []
     if kind.on:
-        of.append(_on_cpu(joined.segments, traces, index[ON_EVENT]))
+        of.append(_on_cpu(joined.segments, traces))
     if kind.off:
-        of.append(_off_cpu(joined, traces, index[OFF_EVENT]))
+        of.append(_off_cpu(joined, traces))
     columns: list[NDArray[Any]] = [np.concatenate(parts) for parts in zip(*of, strict=True)]
     rows = _Rows(*columns)
     if not shown.idle:
-        keep = np.flatnonzero(~((rows.run == BLOCKED) & (rows.value != 0) & is_idle(rows.value)))
+        idle = (rows.value != 0) & is_idle(rows.value)
+        # It reports no waits and blocks for nothing but something to do.
+        postmasters = [pid for pid, who in joined.backends.items() if who.type == POSTMASTER]
+        idle |= np.isin(rows.pid, postmasters)
+        keep = np.flatnonzero(~((rows.run == BLOCKED) & idle))
         columns = [column[keep] for column in rows]
         rows = _Rows(*columns)
 
@@ -180,7 +184,9 @@ def folded_times(joined: Joined, traces: Traces, kind: Kind, shown: Shown) -> st
     }
     events = {value: _event(joined, value) for value in np.unique(keys[3]).tolist()}
     states = {run: f";{frame}" if kind.on and kind.off else "" for run, frame in STATES.items()}
-    lines = [*_lines(traces.frames), f";{UNKNOWN}"]
+    # The tracepoint's own caller is there or not by what else traces it.
+    lines = [line.removesuffix(";__traceiter_sched_switch") for line in _lines(traces.frames)]
+    lines.append(f";{UNKNOWN}")
     total: Counter[str] = Counter()
     for i, query, trace, value, run, ns in zip(
         *(column.tolist() for column in (*keys, sums)), strict=True
@@ -198,9 +204,9 @@ def look(stacks: str, kind: Kind, shown: Shown, title: str) -> Look:
     return Look(title, "ns", kind.colors, paint)
 
 
-def _on_cpu(segments: Segments, traces: Traces, on: int) -> _Rows:
+def _on_cpu(segments: Segments, traces: Traces) -> _Rows:
     """Return the samples, in the window, of the processes that the segments are of."""
-    rows = np.flatnonzero(traces.event == on)
+    rows = rows_of(traces, SAMPLE)
     pid, time = traces.pid[rows], traces.time_ns[rows]
     at = _latest(segments.pid, segments.start_ns, pid, time)
     known = np.flatnonzero(at >= 0)
@@ -216,20 +222,13 @@ def _on_cpu(segments: Segments, traces: Traces, on: int) -> _Rows:
     )
 
 
-def _off_cpu(joined: Joined, traces: Traces, off: int) -> _Rows:
+def _off_cpu(joined: Joined, traces: Traces) -> _Rows:
     """Return the segments that were off the CPU, with the stacks that it was left with."""
-    segments, sleeps = joined.segments, joined.sleeps
+    segments = joined.segments
     is_off = (segments.run == BLOCKED) | (segments.run == RUN_QUEUE)
     own = segments.take(np.flatnonzero(is_off & (segments.sleep >= 0)))
-    rows = np.flatnonzero(traces.event == off)
-    rows = rows[np.lexsort((traces.time_ns[rows], traces.tid[rows]))]
-    time = traces.time_ns[rows]
-    at = _latest(traces.tid[rows], time, sleeps.tid, sleeps.out_ns)
-    known = np.flatnonzero(at >= 0)
-    known = known[time[at[known]] == sleeps.out_ns[known]]
-    trace = np.full(len(sleeps), -1, np.int64)
-    trace[known] = traces.trace[rows[at[known]]]
-    return _Rows(own.pid, own.dur_ns, own.value, own.query, own.run, trace[own.sleep])
+    trace = left(joined.sleeps, traces)[own.sleep]
+    return _Rows(own.pid, own.dur_ns, own.value, own.query, own.run, trace)
 
 
 def _latest(
@@ -395,9 +394,9 @@ def temperatures(stacks: str) -> dict[str, str]:
     return found
 
 
-# From and to which the shades of FlameGraph's palettes hot (its red part) and io go.
+# From and to which the shades go: the red part of FlameGraph's hot, and a lighter io.
 _RED = ((225, 60, 30), (250, 120, 60))
-_BLUE = ((80, 80, 190), (140, 140, 245))
+_BLUE = ((105, 125, 225), (160, 175, 255))
 _PALE = [232, 228, 216]
 
 
