@@ -1,19 +1,32 @@
-"""Names of addresses: readelf and /proc/kallsyms as witnesses."""
+"""Names of addresses: readelf and /proc/kallsyms as witnesses; from a capture as from the files."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import time
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PG_BIN, run
+from conftest import PG_BIN, SCRIPTS, run
 
 from waitfold import symbols
-from waitfold.symbols import Symbols, file_symbols, kernel_symbols, vdso_symbols
+from waitfold.errors import WaitfoldError
+from waitfold.perfdata import PerfData
+from waitfold.profile import read_traces
+from waitfold.symbols import (
+    CapturedSymbols,
+    Symbols,
+    captured_symbols,
+    file_symbols,
+    kernel_symbols,
+    vdso_symbols,
+)
 
 SOURCE = r"""
 #include <stdio.h>
@@ -177,3 +190,209 @@ def test_nothing() -> None:
     """No symbols name nothing."""
     assert Symbols().names(np.array([0, 5], np.uint64)) == [None, None]
     assert list(Symbols()) == []
+
+
+# A process that stands for a server: it runs code of libraries, and such as has no file.
+
+HOST = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void run(const char *path)
+{
+    void (*work)(void) = (void (*)(void))dlsym(dlopen(path, RTLD_NOW), "work");
+    work();
+}
+int main(int argc, char **argv)
+{
+    char code[] = "\x89\xf9\xff\xc9\x75\xfc\xc3", name[64];
+    char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    FILE *map;
+    memcpy(page + 64, code, sizeof code);
+    snprintf(name, sizeof name, "/tmp/perf-%d.map", getpid());
+    map = fopen(name, "w");
+    fprintf(map, "%lx 7 jitted code\n", (long)page + 64);
+    fclose(map);
+    getchar();
+    for (int i = 1; i < argc - 1; i++)
+        run(argv[i]);
+    ((void (*)(int))(page + 64))(100000000);
+    if (fork() == 0) {
+        run(argv[argc - 1]);
+        return 0;
+    }
+    wait(NULL);
+    puts("done");
+    fflush(stdout);
+    getchar();
+    return unlink(name);
+}
+"""
+LIBRARY = r"""
+#include <time.h>
+volatile unsigned long sink;
+__attribute__((noinline)) static void inner_NAME(void)
+{
+    struct timespec now;
+    clock_t end = clock() + CLOCKS_PER_SEC / 20;
+    while (clock() < end)
+        for (int i = 0; i < 30000; i++)
+            if (sink++ % 100 == 0) clock_gettime(CLOCK_MONOTONIC, &now);
+}
+void work(void) { inner_NAME(); sink++; }
+"""
+KINDS = ("plain", "separate", "unnumbered", "deleted", "hidden", "gone")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A capture of such a process, which still runs, and names by this host's files."""
+
+    capture: Path
+    pid: int
+    by_files: set[str]
+
+
+def write_symbols(capture: Path, pid: int, awk: str = "awk") -> subprocess.CompletedProcess[str]:
+    """Write a capture's symbols by the scripts."""
+    shutil.rmtree(capture / "symbols", ignore_errors=True)
+    folder = capture.parent / awk
+    folder.mkdir(exist_ok=True)
+    (folder / "awk").unlink(missing_ok=True)
+    (folder / "awk").symlink_to(str(shutil.which(awk)))
+    command = f'. {SCRIPTS}/lib.bash; . {SCRIPTS}/symbols.bash; POSTMASTER=$1; write_symbols "$2"'
+    script = f"PATH={folder}:$PATH; set -euo pipefail; {command}"
+    answer = run("bash", "-c", script, "test", str(pid), capture)
+    assert answer.returncode == 0, answer.stderr
+    return answer
+
+
+def names_of(capture: Path, captured: CapturedSymbols | None) -> set[str]:
+    """Return the names of all frames of its profile."""
+    data = PerfData(capture / "perf.data")
+    return set(read_traces(data, data.events, captured).frames.names)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """Return such a capture; what was recorded is removed from this host but for the process."""
+    folder = tmp_path_factory.mktemp("recorded")
+    capture, files = folder / "capture", folder / "files"
+    (files / "hidden").mkdir(parents=True)
+    capture.mkdir()
+    (folder / "host.c").write_text(HOST)
+    flags = ["gcc", "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]
+    subprocess.run([*flags, "-o", files / "host", folder / "host.c", "-ldl"], check=True)
+    for kind in KINDS:
+        (folder / "library.c").write_text(LIBRARY.replace("NAME", kind))
+        build_id = "none" if kind == "unnumbered" else "sha1"
+        path = files / f"{kind}.so"
+        subprocess.run(
+            [*flags, "-shared", "-fPIC", f"-Wl,--build-id={build_id}", "-o", path,
+             folder / "library.c"], check=True,
+        )  # fmt: skip
+    debug = files / ".debug" / "separate.debug"
+    debug.parent.mkdir()
+    subprocess.run(["objcopy", "--only-keep-debug", files / "separate.so", debug], check=True)
+    subprocess.run(["strip", files / "separate.so"], check=True)
+    link = f"--add-gnu-debuglink={debug}"
+    subprocess.run(["objcopy", link, files / "separate.so"], check=True)
+    # What it has below `hidden` nobody else sees there.
+    enter = 'mount -t tmpfs none "$1/hidden"; mv "$1/hidden.so" "$1/hidden"; cd "$1"; exec "${@:2}"'
+    libraries = [files / ("hidden/hidden.so" if k == "hidden" else f"{k}.so") for k in KINDS]
+    process = subprocess.Popen(
+        ["unshare", "-m", "bash", "-c", enter, "bash", files, files / "host", *libraries],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        while (files / "hidden.so").exists() or b"host" not in Path(
+            f"/proc/{process.pid}/comm"
+        ).read_bytes():
+            time.sleep(0.01)
+        perf = subprocess.Popen(
+            ["perf", "record", "-q", "-o", capture / "perf.data", "-BN", "-k", "CLOCK_MONOTONIC",
+             "-e", "task-clock", "-F", "499", "--call-graph", "fp", "-p", str(process.pid),
+             "--", "sh", "-c", "echo recording; exec sleep 60"], stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert perf.stdout is not None and perf.stdout.readline() == "recording\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+        perf.terminate()
+        perf.communicate()
+        shutil.copy(files / "plain.so", files / "new")
+        (files / "new").rename(files / "deleted.so")
+        yield Recorded(capture, process.pid, names_of(capture, None))
+    finally:
+        process.communicate("\n")
+
+
+@pytest.mark.parametrize("awk", ["mawk", "gawk"])
+def test_a_capture_names_what_the_files_name(recorded: Recorded, awk: str) -> None:
+    """Of files stripped, deleted, without build-id, in a container, mapped by the dead, of none."""
+    assert write_symbols(recorded.capture, recorded.pid, awk).stderr == ""
+    names = names_of(recorded.capture, captured_symbols(recorded.capture))
+    assert {f"inner_{kind}" for kind in KINDS} <= names
+    assert {"work", "main", "jitted code", "__vdso_clock_gettime"} <= names
+    named = {name for name in recorded.by_files if not name.startswith("[")}
+    assert "inner_plain" in named and "inner_hidden" not in named
+    # A file that took another's place misleads the host alone.
+    assert named - {"inner_plain"} <= names
+
+
+def test_files_are_told_apart(tmp_path: Path) -> None:
+    """By build-id, or inode and name, or path: and where several may be it, none is taken."""
+    lines = [
+        "file\tinode\tpath",
+        "aa\t5\t/lib/x.so (deleted)",
+        "bb\t6\t/lib/x.so",
+        "bb\t7\t/in/x.so",
+    ]
+    (tmp_path / "index.tsv").write_text("\n".join([*lines, ""]))
+    for name in ("aa", "bb"):
+        (tmp_path / name).write_text(f"# load\t0x1000 0x401000 0x100\n401010\t4\t12\t{name}\n")
+    captured = CapturedSymbols(tmp_path)
+    for path, inode, build_id, want in (
+        ("/lib/x.so", 0, "aa", "aa"), ("/else", 0, "bb", "bb"), ("/lib/x.so", 6, "cc", None),
+        ("/lib/x.so", 5, "", "aa"), ("/root/in/x.so (deleted)", 6, "", "bb"),
+        ("/y.so", 6, "", None), ("/in/x.so", 0, "", "bb"), ("/lib/x.so", 0, "", None),
+        ("/nowhere", 0, "", None),
+    ):  # fmt: skip
+        found = captured.symbols(path, inode, build_id).names(np.array([0x1012], np.uint64))
+        assert found == [want], (path, inode, build_id)
+
+
+def test_captured_symbols_that_are_damaged(recorded: Recorded, tmp_path: Path) -> None:
+    """Each file is read whole or refused by its name and line; cut short it is refused."""
+    write_symbols(recorded.capture, recorded.pid)
+    rng = np.random.default_rng(6)
+    index = (recorded.capture / "symbols" / "index.tsv").read_text()
+    for row in index.splitlines()[1:]:
+        name, inode, path = row.split("\t")
+        content = (recorded.capture / "symbols" / name).read_bytes()
+        bad = [content[:-1]]
+        for _ in range(20):
+            changed = bytearray(content)
+            for _ in range(3):
+                changed[rng.integers(len(content))] = rng.choice([9, 10, 35, rng.integers(256)])
+            bad.append(bytes(changed))
+        (tmp_path / "index.tsv").write_text(index)
+        for i, data in enumerate(bad):
+            (tmp_path / name).write_bytes(data)
+            try:
+                list(CapturedSymbols(tmp_path).symbols(path, int(inode), ""))
+                assert i > 0
+            except WaitfoldError as error:
+                assert re.match(f"{tmp_path / name}: line [0-9]+ is damaged or cut", str(error))
+    for bad_index in ("", index[:-1], index.replace("kernel", "../kernel"), "file\n"):
+        (tmp_path / "index.tsv").write_text(bad_index)
+        with pytest.raises(WaitfoldError, match=r"index\.tsv: line [0-9]+ is damaged"):
+            CapturedSymbols(tmp_path)
+    (tmp_path / "index.tsv").unlink()
+    with pytest.raises(WaitfoldError, match=r"index\.tsv: No such file"):
+        CapturedSymbols(tmp_path)

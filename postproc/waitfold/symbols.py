@@ -472,6 +472,22 @@ def _hex(
     return value, bad
 
 
+def perf_map_symbols(path: str) -> Symbols:
+    """Return the functions, by address, that a compiler wrote into a /tmp/perf-PID.map."""
+    try:
+        with _open(Path(path)) as file:
+            text = file.read()
+    except (OSError, ValueError):
+        return Symbols()
+    line = rb"^(?:0x)?([0-9a-f]{1,16}) (?:0x)?([0-9a-f]{1,16}) ([^\t\n]+)$"
+    matches = list(re.finditer(line, text, re.MULTILINE))
+    starts, sizes = (np.array([int(m[i], 16) for m in matches], np.uint64) for i in (1, 2))
+    names = np.array([m.start(3) for m in matches], np.int64)
+    kinds, bindings = (np.full(len(matches), n, np.uint8) for n in (_FUNC, _GLOBAL))
+    text = text.replace(b"\n", b"\0")
+    return Symbols([Rows(starts, starts + sizes, names, kinds, bindings, text)])
+
+
 def vdso_symbols() -> Symbols:
     """Return the symbols of the running kernel's vdso."""
     try:
