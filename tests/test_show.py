@@ -244,7 +244,7 @@ def test_folded(analysis: Analysis, truth: Truth) -> None:
 def test_flamegraph_title() -> None:
     """A title with XML in it stays text."""
     try:
-        svg = fold.flamegraph("client backend;IO;WALSync 5\n", "a < b & c")
+        svg = fold.flamegraph("client backend;IO;WALSync 5\n", fold.Look("a < b & c"))
     except WaitfoldError:
         pytest.skip("no flamegraph.pl here")
     assert b">a &lt; b &amp; c</text>" in svg
@@ -256,9 +256,9 @@ def test_no_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "DEBIAN_FLAMEGRAPH", Path("/nowhere"))
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(WaitfoldError, match="libdevel-nytprof-perl"):
-        fold.flamegraph("a;b;c 1\n", "t")
-    with pytest.raises(WaitfoldError, match="no waits to draw"):
-        fold.flamegraph("", "t")
+        fold.flamegraph("a;b;c 1\n", fold.Look("t"))
+    with pytest.raises(WaitfoldError, match="nothing to draw"):
+        fold.flamegraph("", fold.Look("t"))
 
 
 def test_renderer_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_renderer_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(WaitfoldError, match="out of ink"):
-        fold.flamegraph("a;b;c 1\n", "t")
+        fold.flamegraph("a;b;c 1\n", fold.Look("t"))
 
 
 @pytest.mark.parametrize(

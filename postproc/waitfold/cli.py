@@ -420,8 +420,6 @@ def _fold(options: argparse.Namespace) -> None:
 
 def _flamegraph(options: argparse.Namespace) -> None:
     stacks, look = _stacks(options)
-    if not stacks:
-        raise WaitfoldError("nothing to draw; --idle adds the idle waits")
     if options.title is not None:
         look = look._replace(title=options.title)
     svg = fold.flamegraph(stacks, look)

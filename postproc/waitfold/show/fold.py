@@ -321,26 +321,30 @@ def flamegraph(stacks: str, look: Look) -> bytes:
     Raises
     ------
     WaitfoldError
-        Neither program is there, or it failed.
+        There is nothing to draw, neither program is there, or it failed.
 
     """
+    if not stacks:
+        raise WaitfoldError("nothing to draw; --idle adds the idle waits")
     program = _renderer()
     title = look.title
     if program[0] != "inferno-flamegraph":
         title = html.escape(title)  # flamegraph.pl writes it as it is
     command = [*program, "--countname", look.unit, "--colors", look.colors, "--title", title]
     with tempfile.TemporaryDirectory() as folder:
-        # Both take colours by name from a file of this name, where they are told --cp.
-        Path(folder, "palette.map").write_text(
-            "".join(
-                f"{name}->{rgb}\n"
-                for frame, rgb in look.paint.items()
-                for name in {frame, frame.translate(_BRACKETS)}
-                if "->" not in name
+        if look.paint:
+            # Both take colours by name from a file of this name.
+            command.append("--cp")
+            Path(folder, "palette.map").write_text(
+                "".join(
+                    f"{name}->{rgb}\n"
+                    for frame, rgb in look.paint.items()
+                    for name in {frame, frame.translate(_BRACKETS)}
+                    if "->" not in name
+                )
             )
-        )
         result = subprocess.run(
-            [*command, "--cp"], cwd=folder, input=stacks.encode(), capture_output=True, check=False
+            command, cwd=folder, input=stacks.encode(), capture_output=True, check=False
         )
     if result.returncode != 0 or not result.stdout.rstrip().endswith(b"</svg>"):
         said = result.stderr.decode(errors="replace").strip().splitlines()
