@@ -13,6 +13,7 @@ from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
 from waitfold.perfdata import PerfData, probe_fields
 from waitfold.probeset import OWN_GROUP, ProbeSet, load_sets
+from waitfold.sched import name_events
 from waitfold.stores import (
     Attachment,
     Late,
@@ -168,6 +169,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         since = trace.since_ns
     else:
         data = PerfData(folder / "perf.data", fields)
+        name_events(data, manifest.get("profiles", "").split(","))
         files = [data]
         if "ring" in manifest:
             each = _number(folder, manifest, "ring") // max(_number(folder, manifest, "cpus"), 1)

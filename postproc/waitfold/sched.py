@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .events import PID_MAX
 from .pair import END, LOST, START
-from .perfdata import Event, PerfData, Piece
+from .perfdata import Event, Field, PerfData, Piece
 
 SWITCH, WAKEUP, SAMPLE = "sched:sched_switch", "sched:sched_wakeup", "oncpu"
 """Names of the events that a capture's perf.data has them by."""
@@ -104,6 +104,28 @@ class Switches:
     kind: NDArray[np.uint8]
     sampled: tuple[NDArray[np.int32], NDArray[np.int64]] | None
     others: dict[int, int]
+
+
+# Where the fields are that are read (include/trace/events/sched.h, 64 bit).
+_SWITCH_FIELDS = {
+    "prev_pid": Field("prev_pid", 24, 4, True),
+    "prev_state": Field("prev_state", 32, 8, True),
+    "next_pid": Field("next_pid", 56, 4, True),
+}
+_WAKEUP_FIELDS = {"pid": Field("pid", 24, 4, True)}
+
+
+def name_events(data: PerfData, profiles: Sequence[str]) -> None:
+    """Name the events of a capture's profiles in a file whose perf was killed: by their order."""
+    named: list[tuple[str, dict[str, Field]]] = []
+    if "offcpu" in profiles:
+        named += [(SWITCH, _SWITCH_FIELDS), (SWITCH, _SWITCH_FIELDS), (WAKEUP, _WAKEUP_FIELDS)]
+    for i, event in enumerate(data.events):
+        if event.name == "task-clock" and "oncpu" in profiles:
+            data.events[i] = replace(event, name=SAMPLE)
+        elif event.name == f"event {i}" and named:
+            name, fields_ = named.pop(0)
+            data.events[i] = replace(event, name=name, fields=fields_)
 
 
 def has_switches(data: PerfData) -> bool:
