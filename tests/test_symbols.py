@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PG_BIN, SCRIPTS, run
+from conftest import PG_BIN, ROOT, SCRIPTS, Cluster, Recorder, run, waitfold
 
 from waitfold import symbols
 from waitfold.errors import WaitfoldError
@@ -396,3 +397,32 @@ def test_captured_symbols_that_are_damaged(recorded: Recorded, tmp_path: Path) -
     (tmp_path / "index.tsv").unlink()
     with pytest.raises(WaitfoldError, match=r"index\.tsv: No such file"):
         CapturedSymbols(tmp_path)
+
+
+def test_a_server_in_a_clean_folder(cluster: Cluster, tmp_path: Path) -> None:
+    """Where there is neither PostgreSQL nor perf a capture folds to the same, all but its paths."""
+    capture = tmp_path / "capture"
+    recorder = Recorder("--with", "oncpu,offcpu", "-D", cluster.data, "-o", capture)
+    subprocess.run(cluster.pgbench("-T", "1", "-c", "2", "-C"), check=True, capture_output=True)
+    assert recorder.end() == 0, recorder.said
+    here = waitfold("fold", capture, "--kind", "wall")
+    assert here.returncode == 0, here.stderr
+    assert "ServerLoop" in here.stdout or "PostgresMain" in here.stdout
+    hide = [*Path("/usr/lib").glob("postgresql"), Path("/usr/lib/debug"), capture]
+    script = """
+        copy=$1; shift
+        mkdir -p "$copy/empty"; cp -r "$1" "$copy/clean"
+        mount --bind /dev/null /proc/kallsyms; mount --bind /dev/null "$(type -P perf)"
+        for folder; do [ ! -d "$folder" ] || mount --bind "$copy/empty" "$folder"; done
+        exec "$WAITFOLD" fold "$copy/clean" --kind wall
+    """
+    environment = {**os.environ, "WAITFOLD": str(ROOT / ".venv/bin/waitfold")}
+    there = run("unshare", "-m", "bash", "-ec", script, "x", tmp_path, *hide[::-1], env=environment)
+    assert there.returncode == 0, there.stderr
+    assert there.stdout == here.stdout
+    # By this host's files the same functions have the same names.
+    shutil.rmtree(capture / "symbols")
+    files = waitfold("fold", capture, "--kind", "wall").stdout
+    frames = [set(re.split("[;\n]", text)) for text in (here.stdout, files)]
+    mine, theirs = ({f for f in each if not re.match(r"\[| ", f)} for each in frames)
+    assert mine == theirs
