@@ -72,9 +72,12 @@ gone_files() {
 # debug_file ROOT PATH BUILD_ID LINK: sets DEBUG to the separate debug file of a file, empty where there is none, and SYMTAB
 # to the bytes of its .symtab.
 debug_file() {
-    local folder=${2%/*} candidates=()
-    [[ -z $4 || $4 == */* ]] || candidates=("$1$folder/$4" "$1$folder/.debug/$4" "$1/usr/lib/debug$folder/$4")
-    [[ -z $3 ]] || candidates+=({"$1",}"/usr/lib/debug/.build-id/${3:0:2}/${3:2}.debug")
+    local folder=${2%/*} root candidates=()
+    # A process in a mount namespace of its own has paths from its root; of one that was chrooted we see those from ours.
+    for root in "$1" ''; do
+        [[ -z $4 || $4 == */* ]] || candidates+=("$root$folder/$4" "$root$folder/.debug/$4" "$root/usr/lib/debug$folder/$4")
+        [[ -z $3 ]] || candidates+=("$root/usr/lib/debug/.build-id/${3:0:2}/${3:2}.debug")
+    done
     for DEBUG in ${candidates[@]+"${candidates[@]}"}; do
         if [[ -f $DEBUG ]] && ask_elf "$DEBUG" links &&
             [[ $REPLY =~ ^'# build_id'$'\t'([^$'\n']*)$'\n# symtab\t'([1-9][0-9]*) && ${BASH_REMATCH[1]} == "$3" ]]; then
@@ -98,8 +101,10 @@ open_mapped() {
     fi
     # That is the very file, whatever has become of its name, but for root only.
     [[ -r $FILE ]] && return 0
-    FILE=$ROOT$4
-    [[ -f $FILE && $(stat -Lc %i -- "$FILE") == "$3" ]]
+    for FILE in "$ROOT$4" "$4"; do
+        [[ ! -f $FILE || $(stat -Lc %i -- "$FILE") != "$3" ]] || return 0
+    done
+    return 1
 }
 
 # file_symbols CAPTURE FOLDER PIDS: a file for each build of a binary.
