@@ -146,10 +146,10 @@ file_symbols() {
     ((left == 0)) || warn "the symbols of $left files are left out: those of the others took a minute, or 512 MiB"
 }
 
-# vdso_symbols CAPTURE FOLDER PIDS: the kernel's code in the processes' memory, the same in all.
+# vdso_symbols CAPTURE FOLDER PIDS: the kernel's code in the processes' memory, the same in all and in ours.
 vdso_symbols() {
     local pid range start pages
-    for pid in $3; do
+    for pid in $3 "$$"; do
         range=$(awk '/\[vdso\]$/ { print $1 }' "/proc/$pid/maps" 2>/dev/null) || continue
         [[ -n $range ]] || continue
         start=$((16#${range%-*} >> 12)) pages=$(((16#${range#*-} - 16#${range%-*}) >> 12))
@@ -201,7 +201,7 @@ kernel_symbols() {
 perf_maps() {
     local pid file
     for pid in $3; do
-        own_pid "$pid"
+        own_pid "$pid" || continue
         file=/proc/$pid/root/tmp/perf-$REPLY.map
         # Anybody may have put it there: no link is followed, and nothing but such lines is copied.
         [[ -f $file && ! -L $file ]] || continue

@@ -254,7 +254,7 @@ class Recorded:
     """A capture of such a process, which still runs, and names by this host's files."""
 
     capture: Path
-    pid: int
+    process: subprocess.Popen[str]
     by_files: set[str]
 
 
@@ -328,15 +328,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         perf.communicate()
         shutil.copy(files / "plain.so", files / "new")
         (files / "new").rename(files / "deleted.so")
-        yield Recorded(capture, process.pid, names_of(capture, None))
+        yield Recorded(capture, process, names_of(capture, None))
     finally:
-        process.communicate("\n")
+        if process.poll() is None:
+            process.communicate("\n")
 
 
 @pytest.mark.parametrize("awk", ["mawk", "gawk"])
 def test_a_capture_names_what_the_files_name(recorded: Recorded, awk: str) -> None:
     """Of files stripped, deleted, without build-id, in a container, mapped by the dead, of none."""
-    assert write_symbols(recorded.capture, recorded.pid, awk).stderr == ""
+    assert write_symbols(recorded.capture, recorded.process.pid, awk).stderr == ""
     names = names_of(recorded.capture, captured_symbols(recorded.capture))
     assert {f"inner_{kind}" for kind in KINDS} <= names
     assert {"work", "main", "jitted code", "__vdso_clock_gettime"} <= names
@@ -370,14 +371,14 @@ def test_files_are_told_apart(tmp_path: Path) -> None:
 
 def test_captured_symbols_that_are_damaged(recorded: Recorded, tmp_path: Path) -> None:
     """Each file is read whole or refused by its name and line; cut short it is refused."""
-    write_symbols(recorded.capture, recorded.pid)
+    write_symbols(recorded.capture, recorded.process.pid)
     rng = np.random.default_rng(6)
     index = (recorded.capture / "symbols" / "index.tsv").read_text()
     for row in index.splitlines()[1:]:
         name, inode, path = row.split("\t")
         content = (recorded.capture / "symbols" / name).read_bytes()
         bad = [content[:-1]]
-        for _ in range(20):
+        for _ in range(8):
             changed = bytearray(content)
             for _ in range(3):
                 changed[rng.integers(len(content))] = rng.choice([9, 10, 35, rng.integers(256)])
@@ -397,6 +398,15 @@ def test_captured_symbols_that_are_damaged(recorded: Recorded, tmp_path: Path) -
     (tmp_path / "index.tsv").unlink()
     with pytest.raises(WaitfoldError, match=r"index\.tsv: No such file"):
         CapturedSymbols(tmp_path)
+
+
+def test_the_server_has_ended(recorded: Recorded) -> None:
+    """What it had mapped is known from perf.data, and found where it is the same file still."""
+    recorded.process.communicate("\n")
+    assert write_symbols(recorded.capture, recorded.process.pid).stderr == ""
+    names = names_of(recorded.capture, captured_symbols(recorded.capture))
+    assert {"inner_plain", "inner_separate", "inner_gone", "__vdso_clock_gettime"} <= names
+    assert not {"inner_deleted", "inner_hidden"} & names
 
 
 def test_a_server_in_a_clean_folder(cluster: Cluster, tmp_path: Path) -> None:
