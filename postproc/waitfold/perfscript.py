@@ -14,7 +14,7 @@ from .errors import WaitfoldError
 _FIELDS = "comm,pid,tid,time,period,event,ip,sym,dso"
 _SAMPLE = re.compile(r" *(.*?) +(-?\d+)/(-?\d+) +(\d+)\.(\d{9}): +(\d+) +(\S+): *(.*)\n")
 # Neither names of C++ nor paths are free of blanks and parentheses.
-_FRAME = re.compile(r"\s+[0-9a-f]+ (.*) \(([^()]*(?: \(deleted\))?|.*?)\)\n")
+_FRAME = re.compile(r"\s+[0-9a-f]+ (.*) \((?!deleted\)\))(.*)\)\n")
 
 
 @dataclass
