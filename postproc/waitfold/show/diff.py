@@ -50,7 +50,7 @@ def diff_text(
         f"all processes together, and hold for all rows at once with {LEVEL:.0%}. What is constant "
         "within a window is no noise to it: other work on the host, a cold cache."
     )
-    return "\n".join([*lines, "", *wrapped("", method)]) + "\n"
+    return "".join(f"{line.rstrip()}\n" for line in [*lines, "", *wrapped("", method)])
 
 
 def _head(before: Side, after: Side, differs: Sequence[str]) -> list[str]:
