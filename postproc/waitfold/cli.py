@@ -39,6 +39,8 @@ SCRIPTS = {
     "watch": "watch writes to a global of a running server: xids, oids, any variable",
 }
 
+EXPORTS = ("perfetto", "speedscope", "firefox", "csv", "parquet")
+
 EXAMPLES = {
     "report": """\
 examples:
@@ -46,6 +48,10 @@ examples:
       where the time went: every wait event, and the time without one
   waitfold report waits-db1 --by backend
       the same by process
+  waitfold report waits-db1 --by query,event
+      which statements wait for what; made by: waitfold record --with all ...
+  waitfold report waits-db1 --audit
+      blocked in no wait event, and on a CPU inside one, by stack
   waitfold report waits-db1 --histogram | less
       how long the waits of each event were
   waitfold report waits-db1 --json | jq '.waits[0]'
@@ -90,6 +96,14 @@ examples:
       columns of a two-hundredth of the recording or so
   waitfold timeline waits-db1 -o convoy.svg --from 3.2 --to 3.7
       half a second of it, by the millisecond""",
+    "export": """\
+examples:
+  waitfold export waits-db1 --format perfetto -o waits.pftrace
+      for ui.perfetto.dev, which opens it without sending it anywhere
+  waitfold export waits-db1 --format speedscope -o waits.speedscope.json
+  waitfold export waits-db1 --format firefox -o waits.json
+      for profiler.firefox.com, the same
+  waitfold export waits-db1 --format csv -o - | head""",
 }
 
 
@@ -230,6 +244,23 @@ def _parser() -> argparse.ArgumentParser:
         help="draw from here on, counted from the start of the recording",
     )
     picture.add_argument("--to", dest="to_s", metavar="SECONDS", type=float, help="draw until here")
+
+    exported = _verb(
+        verbs,
+        "export",
+        _export,
+        "the capture for another tool: Perfetto, speedscope, Firefox Profiler, CSV, Parquet",
+        "For the first three: what each process did, by time, with its wait events, and what else "
+        "was recorded of it: queries, what the scheduler did with it, stacks on a CPU. As CSV and "
+        "Parquet the waits, a row each, with all that is known of each.",
+    )
+    exported.add_argument("--format", required=True, choices=EXPORTS, help="of what tool")
+    exported.add_argument(
+        "-o",
+        metavar="FILE",
+        required=True,
+        help="replaced if it exists; - for stdout, but not of perfetto and parquet",
+    )
 
     for verb in (stacks, graph):
         verb.add_argument(
@@ -508,6 +539,26 @@ def _timeline(options: argparse.Namespace) -> None:
         file.write(svg.encode())
     for warning in warnings:
         _complain(f"warning: {warning}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    # pandas and Arrow take longer to import than a small capture to read.
+    from waitfold.api import Recording
+    from waitfold.show.export import BINARY, WRITERS
+
+    if options.o == "-" and options.format in BINARY:
+        raise Misuse(f"--format {options.format} is no text for stdout: name a file with -o")
+    recording = Recording(_open(options), _progress())
+    write = WRITERS[options.format]
+    if options.o == "-":
+        write(recording, sys.stdout.buffer)
+    else:
+        with _replacing(Path(options.o)) as file:
+            write(recording, file)
+    for warning in recording.warnings:
+        _complain(f"warning: {warning}")
+    if recording.joined.lost:
+        _complain(f"warning: {recording.joined.lost} samples were lost")
 
 
 def _diff(options: argparse.Namespace) -> None:
