@@ -254,6 +254,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 STATES = {
     "idle": NONE,
     "": NONE,
+    "starting": NONE,
     "idle in transaction": IDLE_IN_TRANSACTION,
     "idle in transaction (aborted)": IDLE_IN_TRANSACTION,
 }
