@@ -1,5 +1,21 @@
 """waitfold: PostgreSQL wait events from perf, as intervals, tables and flame graphs."""
 
-from importlib.metadata import version
+from __future__ import annotations
 
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from waitfold.api import Recording, load
+
+__all__ = ["Recording", "load"]
 __version__ = version("waitfold")
+
+
+def __getattr__(name: str) -> Any:
+    # pandas takes longer to import than a small capture to read, and the command rarely needs it.
+    if name in __all__:
+        from waitfold import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
