@@ -30,7 +30,7 @@ class Sample:
 def script(capture: Path) -> list[Sample]:
     """The samples of a capture, by perf script."""
     text = run(
-        "perf", "script", "-i", capture / "perf.data", "--ns",
+        "perf", "script", "--no-inline", "-i", capture / "perf.data", "--ns",
         "-F", "comm,tid,time,event,trace,ip,sym,period",
     ).stdout  # fmt: skip
     samples = []
@@ -115,7 +115,9 @@ def test_only_the_server(recording: Recording) -> None:
     assert all("comm=postgres" in s.text for s in wakeups)
     oncpu = [s for s in recording.samples if s.event == "oncpu"]
     assert all(s.tid for s in oncpu)
-    assert any(s.tid == recording.burner and "standard_ExecutorRun" in "".join(s.frames) for s in oncpu)
+    assert any(
+        s.tid == recording.burner and "standard_ExecutorRun" in "".join(s.frames) for s in oncpu
+    )
 
 
 def test_sleeps(recording: Recording) -> None:
@@ -188,7 +190,7 @@ def test_dwarf(cluster: Cluster, tmp_path: Path) -> None:
         for _ in range(3):
             session.run("SELECT pg_sleep(0.01)")
         dump = Path(run(RECORD, "dump", capture).stdout.strip())
-        assert recorder.end() == 0, recorder.said
+        killed(recorder, capture)
         stacks = [
             s.frames for s in script(dump) if s.tid == session.pid and s.event.endswith("switch")
         ]
@@ -198,18 +200,24 @@ def test_dwarf(cluster: Cluster, tmp_path: Path) -> None:
     assert (dump / "symbols" / "kernel").exists()
 
 
+def killed(recorder: Recorder, capture: Path) -> None:
+    """Kill a recorder with -9: what records for it ends by itself, the next run does the rest."""
+    recorder.process.kill()
+    recorder.wait()
+    end = time.monotonic() + 20
+    while perf_of(capture) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not perf_of(capture)
+    run(SCRIPTS / "waitfold-probes", "list")
+
+
 def test_killed(cluster: Cluster, tmp_path: Path) -> None:
     """Killed with -9, what was recorded can be read, and nothing records any more."""
     capture = tmp_path / "capture"
     with cluster.session() as session:
         recorder = Recorder("--with", "offcpu,oncpu", "-D", cluster.data, "-o", capture)
         session.run("SELECT pg_sleep(0.5)")
-        recorder.process.kill()
-        recorder.wait()
-        end = time.monotonic() + 20
-        while perf_of(capture) and time.monotonic() < end:
-            time.sleep(0.1)
-    assert not perf_of(capture)
+        killed(recorder, capture)
     assert any(s.tid == session.pid and s.frames for s in script(capture))
 
 
