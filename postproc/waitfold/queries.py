@@ -51,7 +51,8 @@ class Queries:
 
     Sorted by (pid, time_ns), no two rows of a pid with one time. A code is a row of `table`, or
     UNKNOWN; NONE and IDLE_IN_TRANSACTION stand in `table` too. A query that has an id is one row,
-    however its texts differ, with the shortest of them.
+    however its texts differ, with the shortest of them. A process is in none from its birth on,
+    so those of others that were born on the host have a row as well.
     """
 
     pid: NDArray[np.int32]
@@ -106,9 +107,6 @@ def read_queries(capture: Capture, progress: Callable[[int, int], None] | None =
     stream = transitions(capture.files, rule, progress)
     parts = [_Rows.none(), *map(_fewer, stream)]
     rows = _Rows.joined(*_begun(capture, major, rule.texts), *parts)
-    # Of what else was born on the host nothing is known but that.
-    of_server = np.append(np.unique(rows.pid[rows.kind != _BORN]), [*capture.seen.backends])
-    rows = rows.take(np.isin(rows.pid, of_server))
     rows = rows.take(np.lexsort((rows.time_ns, rows.pid)))
     return _queries(_with_losses(rows, stream.gaps), rule)
 
