@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PREFIX ?= /usr/local
 PYTHON ?= python3
+# Its schema is what the tests check the export against.
+SPEEDSCOPE := speedscope@1.25.0
 SCRIPTS := waitfold-record waitfold-probes waitfold-doctor waitfold-watch
 BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
 
@@ -35,6 +37,7 @@ deps: .venv/.stamp ## system packages, and .venv/ with .venv/bin/waitfold
 	    { echo "waitfold's post-processor needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	npm install --silent --no-save --ignore-scripts --prefix .venv/npm $(SPEEDSCOPE)
 	touch $@
 
 # Everything lies together, and the commands find the rest beside their real place.

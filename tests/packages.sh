@@ -17,6 +17,7 @@ need gcc gcc
 need libc6-dev /usr/include/stdio.h
 need systemtap-sdt-dev /usr/include/x86_64-linux-gnu/sys/sdt.h
 need man-db man
+need npm npm
 need shellcheck shellcheck
 need bpftrace bpftrace
 need libdevel-nytprof-perl /usr/share/perl5/Devel/NYTProf/flamegraph.pl
