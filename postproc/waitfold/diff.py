@@ -635,6 +635,8 @@ def _estimate(top: Floats, bottom: Floats, draws: Floats) -> _Estimate:
         blocks = SLICES // block
         square = (off.reshape(blocks, block, -1).sum(axis=1) ** 2).sum(axis=0)
         variance = np.maximum(variance, square * blocks / (blocks - 1))
+    # Of the last, the longest, the variance of one alone.
+    variance = np.maximum(variance, square * blocks**2 / (blocks - 1))
     drawn_sums = draws @ bottom
     drawn = _ratio(draws @ top, drawn_sums)
     square = draws @ top**2 - 2 * drawn * (draws @ (top * bottom)) + drawn**2 * (draws @ bottom**2)
