@@ -312,7 +312,10 @@ class _Namer:
             unnamed = file_frame(path)
             for row, place, name in zip(rows, places.tolist(), symbols.names(places), strict=True):
                 if name is None:
-                    name = f"[{unnamed.strip('[]')}+{place:#x}]" if self._captured else unnamed
+                    name = f"+{place:#x}" if self._captured else unnamed
+                # A function that has no name, or a place in none, by its offset in the file.
+                if name.startswith("+0x"):
+                    name = f"[{unnamed.strip('[]')}{name}]"
                 found[row] = name
         return found
 
@@ -340,7 +343,8 @@ class _Stacker:
     def __init__(self) -> None:
         self._mixer, self._base = (2 * secrets.randbits(63) + 1 for _ in range(2))
         self._powers = self._inverse = np.empty(0, np.uint64)
-        self._known: dict[int, int] = {}
+        self._known = np.empty(0, np.uint64)  # hashes, sorted, and what each is numbered
+        self._numbers = np.empty(0, np.int32)
         self._entries: list[NDArray[np.uint64]] = []
         self._lengths: list[NDArray[np.int64]] = []
 
@@ -369,15 +373,25 @@ class _Stacker:
         """Return the numbers of stacks, which begin `at` and have `lengths` words."""
         hashed = (sums.take(at + lengths) - sums.take(at)) * self._inverse.take(at)
         hashed += lengths.view(np.uint64)
-        distinct, first, row = np.unique(hashed, return_index=True, return_inverse=True)
-        known = len(self._known)
-        numbers = np.array(
-            [self._known.setdefault(h, len(self._known)) for h in distinct.tolist()], np.int32
-        )
-        new = first[numbers >= known]
-        self._entries.append(words.take(_ranges(at[new], lengths[new])[0]))
-        self._lengths.append(lengths[new])
-        return numbers[row]
+        place, known = self._place(hashed)
+        if not known.all():
+            new, first = np.unique(hashed[~known], return_index=True)
+            first = np.flatnonzero(~known)[first]
+            self._entries.append(words.take(_ranges(at[first], lengths[first])[0]))
+            self._lengths.append(lengths[first])
+            numbers = np.arange(len(self._known), len(self._known) + len(new), dtype=np.int32)
+            before = np.searchsorted(self._known, new)
+            self._known = np.insert(self._known, before, new)
+            self._numbers = np.insert(self._numbers, before, numbers)
+            place, _ = self._place(hashed)
+        return self._numbers.take(place)
+
+    def _place(self, hashed: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return where hashes stand among the known ones, and which do."""
+        if not len(self._known):
+            return np.zeros(len(hashed), np.int64), np.zeros(len(hashed), np.bool_)
+        place = np.minimum(np.searchsorted(self._known, hashed), len(self._known) - 1)
+        return place, self._known.take(place) == hashed
 
     def stacks(self) -> Stacks:
         """Return the distinct stacks."""

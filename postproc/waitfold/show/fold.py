@@ -259,9 +259,9 @@ def _grouped(
     """Return the distinct rows of columns, and the sums over those that are equal."""
     place = np.zeros(len(ns), np.int64)
     for column in columns:
-        # Below 2**62: there are fewer rows than 2**31.
-        values, code = np.unique(column, return_inverse=True)
-        if len(values) > 1:
+        if (column != column[:1]).any():
+            # Below 2**62: there are fewer rows than 2**31.
+            values, code = np.unique(column, return_inverse=True)
             _, place = np.unique(place * len(values) + code, return_inverse=True)
     _, first, place = np.unique(place, return_index=True, return_inverse=True)
     sums = np.zeros(len(first), ns.dtype)
