@@ -121,6 +121,11 @@ class Account:
         cells = self.of("foreground")
         return cells.take(cells.kind == BUSY).times().total
 
+    def no_wait_ns(self) -> int:
+        """Return the part of DB time in which they were in no wait event."""
+        cells = self.of("foreground")
+        return cells.take((cells.kind == BUSY) & (cells.value == 0)).times().total
+
     def event(self, value: int) -> str:
         """Return a wait event as `Class:Name`."""
         return ":".join(self.joined.capture.events.label(value))

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +20,7 @@ from waitfold import __version__, audit
 from waitfold import diff as comparison
 from waitfold.account import DIMENSIONS, account
 from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
+from waitfold.backends import SeenBackends
 from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, plain_profile
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
@@ -384,13 +386,16 @@ def _report(options: argparse.Namespace) -> None:
         return
     if "query" in by and QUERY_SET not in capture.sets:
         raise Misuse(f"{capture.path} does not hold the queries: waitfold record --with query ...")
-    analysis = analyse(capture, _progress())
-    sets = [analyse_set(capture, name, _progress(), analysis.backends) for name in capture.sets]
     accounted = None
     if any(isinstance(f, PerfData) and has_switches(f) for f in capture.files) or (
         QUERY_SET in capture.sets or by not in ([], ["backend"])
     ):
         accounted = account(join(capture, _progress()))
+        # It knows of more processes what they were.
+        seen = SeenBackends(accounted.joined.backends, capture.seen.waits)
+        capture = replace(capture, seen=seen)
+    analysis = analyse(capture, _progress())
+    sets = [analyse_set(capture, name, _progress(), analysis.backends) for name in capture.sets]
     if options.json:
         sys.stdout.write(text.report_json(analysis, sets, accounted))
     else:

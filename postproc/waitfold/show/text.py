@@ -116,7 +116,7 @@ def report_text(
     else:
         if account and account.joined.scheduled:
             lines += _account_tables(account)
-        lines += _wait_tables(analysis, db_time)
+        lines += _wait_tables(analysis, db_time, account)
     for one in sets:
         lines += _set_table(one)
     lines += ["", *wrapped("", _method(analysis, sets))]
@@ -186,14 +186,16 @@ def _late(late: Late) -> str:
     return "; ".join(parts)
 
 
-def _wait_tables(analysis: Analysis, db_time: int) -> list[str]:
+def _wait_tables(analysis: Analysis, db_time: int, account: Account | None) -> list[str]:
     waits = {name: analysis.waits(part) for name, part in analysis.parts.items()}
     return [
-        *_db_time_table(waits["foreground"], db_time),
+        *_db_time_table(waits["foreground"], db_time, account),
         *_table(
             "Idle, all processes",
             waits["idle"],
-            "Client:ClientRead counts as idle inside a transaction too.",
+            "Client:ClientRead is also that of sessions in a transaction."
+            if account and account.joined.asked
+            else "Client:ClientRead counts as idle inside a transaction too.",
         ),
         *_table("Waits of background processes (not in DB time)", waits["background"]),
         *_table(
@@ -205,15 +207,21 @@ def _wait_tables(analysis: Analysis, db_time: int) -> list[str]:
     ]
 
 
-def _db_time_table(waits: list[Wait], db_time: int) -> list[str]:
+def _db_time_table(waits: list[Wait], db_time: int, account: Account | None) -> list[str]:
     if not waits and not db_time:
         return []
-    no_wait = max(0, db_time - sum(wait.time_ns for wait in waits))
-    return [
+    lines = [
         "",
         "Waits of client backends and parallel workers",
         _columns(_SHARE),
         *chain.from_iterable(_row(wait, db_time) for wait in waits),
+    ]
+    if account and account.joined.scheduled:
+        return lines  # the accounting says more of the time without one
+    no_wait = account.no_wait_ns() if account else db_time - sum(wait.time_ns for wait in waits)
+    no_wait = max(0, no_wait)
+    return [
+        *lines,
         f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, db_time)}",
         "On a CPU, waiting for one, or in code that reports no wait event.",
     ]
