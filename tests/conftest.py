@@ -312,6 +312,25 @@ def waits(capture: Path, condition: str | None = None) -> Any:
     return table.query(condition) if condition else table
 
 
+@pytest.fixture(scope="session")
+def whole_capture(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of all that --with all records: sleeps, a row lock, idle, work on a CPU."""
+    path = tmp_path_factory.mktemp("whole") / "capture"
+    with cluster.session() as holder, cluster.session() as waiter:
+        holder.run("CREATE TABLE whole AS SELECT 1 AS n")
+        recorder = Recorder("-D", cluster.data, "-d", "600", "--with", "all", "-o", path)
+        holder.run("BEGIN")
+        holder.run("SELECT FROM whole FOR UPDATE")
+        waiter.send("SELECT FROM whole FOR UPDATE")
+        holder.run("SELECT pg_sleep(0.2)")
+        holder.run("COMMIT")
+        waiter.wait()
+        holder.run("SELECT sum(n % 7) FROM generate_series(1, 1000000) AS n")
+        assert recorder.end() == 0, recorder.said
+        holder.run("DROP TABLE whole")
+    return path
+
+
 SLEEPS, LOCKS = 23, 7
 """What prime_workload() makes, in prime numbers."""
 
