@@ -322,6 +322,7 @@ function symbols(    i, exported, all, stubs, stub, at) {
         close(Command)
     }
     if (ENVIRON["DEBUG"] == "" && all >= 0 && Section_size[all] <= word) print_table(all)
+    else if (ENVIRON["DEBUG"] == "") print_functions()
     if (exported >= 0) print_table(exported, ENVIRON["DEBUG"] != "")
     # The first entry of .plt is the resolver's.
     for (i = 1; i <= stubs; i++) {
@@ -336,6 +337,30 @@ function symbols(    i, exported, all, stubs, stub, at) {
         if (of_type(2) >= 0) print_table(of_type(2))
         if (of_type(11) >= 0) print_table(of_type(11))
     }
+}
+
+# Where functions begin, static ones too, a stripped file still says to those who unwind its stacks: in .eh_frame_hdr, sorted
+# (Linux Standard Base, "Exception Frames"). Each is called by its offset in the file, and is no symbol (type 0), so that any counts before it.
+function print_functions(    i, start, last) {
+    if (!(".eh_frame_hdr" in Section_of)) return
+    i = Section_of[".eh_frame_hdr"]
+    if (Section_size[i] < 12 || Section_offset[i] + Section_size[i] > Size) return
+    read(Section_offset[i], 12)
+    # version; pointers relative to where they stand, a number, a table relative to the section: all of 4 bytes
+    if (u4(0) != 990059265) return
+    # start, its frame description
+    open(Od decimal(Section_offset[i] + 12) " -N " decimal(8 * u4(8)) " -t d4 -w8")
+    while (next_line()) {
+        start = Section_address[i] + $1
+        if (last != "") print_function(last, start - last)
+        last = start
+    }
+    close(Command)
+    if (last != "") print_function(last, 0)
+}
+
+function print_function(address, size) {
+    if (offset_of(address) >= 0) print_symbol(address, size, 0, "+" hex(offset_of(address)))
 }
 
 function print_symbol(address, size, info, name) {

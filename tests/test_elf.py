@@ -204,6 +204,18 @@ def test_symbols(path: Path, awk: dict[str, str]) -> None:
         assert (answer.stdout, answer.stderr) == ("none\n", "")
 
 
+def test_functions(awk: dict[str, str]) -> None:
+    """All functions of a stripped server begin where those who unwind its stacks are told."""
+    awk |= {"ELF": str(SERVER), "DEBUG": ""}
+    words = ("-v", "verb=symbols", "-v", f"word={64 << 20}", "-f", SCRIPTS / "elf.awk")
+    listed = run("awk", *words, env=awk)
+    assert listed.returncode == 0, listed.stdout
+    starts = re.findall(r"^(\w+)\t\w+\t00\t\+0x", listed.stdout, re.M)
+    frames = run("readelf", "--debug-dump=frames", SERVER).stdout
+    told = {int(start, 16) for start in re.findall(r" FDE .* pc=(\w+)\.\.", frames)}
+    assert {int(start, 16) for start in starts} == told > set()
+
+
 def test_local_symbol(awk: dict[str, str], tmp_path: Path) -> None:
     """A symbol that is not exported is found where the file is not stripped, by its whole name."""
     path = compiled(tmp_path, "int x_hidden = 1, hidden = 2; int main(void) { return hidden; }")
