@@ -56,14 +56,6 @@ engine_running() { kill -0 "$drainer" 2>/dev/null; }
 
 engine_tick() { :; }
 
-engine_size() {
-    local file size=0
-    for file in "$capture"/trace.cpu* "$capture/trace.dat"; do
-        [[ ! -e $file ]] || size=$((size + $(stat -c %s "$file" || echo 0)))
-    done
-    REPLY=$size
-}
-
 # engine_stop: the drainer ends when the pipe is closed. Where it was killed, its work is done here.
 engine_stop() {
     if [[ -d $instance ]]; then

@@ -60,14 +60,6 @@ engine_tick() {
     ((${#unready[@]} == 0)) || attach_ready
 }
 
-engine_size() {
-    local size
-    REPLY=0
-    for size in $(stat -c %s "$capture"/perf.data.* 2>/dev/null); do
-        REPLY=$((REPLY + size))
-    done
-}
-
 # engine_stop: closes the pipe that the starter and the perfs' workloads read, so that all end and write out what they hold.
 engine_stop() {
     local pid why

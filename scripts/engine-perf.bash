@@ -119,14 +119,6 @@ engine_tick() {
     while read -r -t 0.01 -u "$answer" _; do :; done
 }
 
-engine_size() {
-    local file
-    REPLY=0
-    for file in "$capture"/perf.data*; do
-        [[ ! -e $file ]] || REPLY=$((REPLY + $(stat -c %s "$file")))
-    done
-}
-
 # engine_stop: closes the pipe that perf's workload reads, so that perf ends and
 # writes out what it holds; waits for it.
 engine_stop() {

@@ -55,14 +55,6 @@ engine_running() { kill -0 "$trace_cmd" 2>/dev/null; }
 
 engine_tick() { :; }
 
-engine_size() {
-    local file size=0
-    for file in "$capture"/trace.dat*; do
-        [[ ! -e $file ]] || size=$((size + $(stat -c %s "$file" || echo 0)))
-    done
-    REPLY=$size
-}
-
 engine_stop() {
     [[ -z $hold ]] || exec {hold}>&-
     hold=''

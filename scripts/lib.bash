@@ -48,6 +48,12 @@ stopped() {
 set -o errtrace
 trap 'stopped $? $LINENO "${BASH_SOURCE[0]}" "$BASH_COMMAND"' ERR
 
+# value OPTION [VALUE]: the argument that an option needs.
+value() {
+    (($# >= 2)) || misused "$1 needs a value"
+    REPLY=$2
+}
+
 # The header of the script is its help: the comment from the second line on.
 help() {
     awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"
@@ -189,6 +195,23 @@ server_of() {
     stat_of "$1" || die "process $1 has just ended"
     is_postmaster "${STAT[1]}" || die "process $1 ($(<"/proc/$1/comm")) is not a PostgreSQL server or one of its processes"
     POSTMASTER=${STAT[1]}
+}
+
+# choose_server: sets POSTMASTER to the server that the options -D (`pgdata`) and -p (`pids`) name. A server's own pid stands
+# for the whole of it, and empties `pids`.
+choose_server() {
+    local pid first
+    [[ -n $pids ]] || {
+        find_server "$pgdata"
+        return 0
+    }
+    server_of "${pids%%,*}"
+    first=$POSTMASTER
+    for pid in ${pids//,/ }; do
+        server_of "$pid"
+        [[ $POSTMASTER == "$first" ]] || die "process $pid belongs to another server than process ${pids%%,*}: one server at a time"
+        [[ $pid != "$POSTMASTER" ]] || pids=''
+    done
 }
 
 # pg_version_of FILE: prints it as 15.18 or 19beta1, in the server's own words, so that nothing of it needs to be run.
