@@ -19,6 +19,7 @@ from conftest import ROOT, Recorder, known_sites, running_cluster, waitfold
 from numpy.typing import NDArray
 
 from waitfold.capture import Naming, open_capture
+from waitfold.cli import main
 from waitfold.diff import SLICES, Row, Side, Stretches, _spread, compare
 
 SAMPLE = ROOT / "samples/pgbench-cold-reads"
@@ -26,22 +27,22 @@ CAPTURE = open_capture(SAMPLE, Naming())
 SYNC, LOCK, READ = ("", "IO", "WALSync"), ("", "LWLock", "WALWrite"), ("", "IO", "DataFileRead")
 
 
-def slow_noise(rng: np.random.Generator) -> NDArray[np.float64]:
+def slow_noise(rng: np.random.Generator, scale: float) -> NDArray[np.float64]:
     """A load that goes up and down over several slices, as of a disk that others use too."""
     level = np.empty(SLICES)
     level[0] = rng.normal()
     for i in range(1, SLICES):
         level[i] = 0.7 * level[i - 1] + rng.normal(scale=0.7)
-    return np.exp(0.15 * level)
+    return np.exp(scale * level)
 
 
-def side(seed: int, each: float = 1e6, often: float = 1.0) -> Side:
+def side(seed: int, each: float = 1e6, often: float = 1.0, noise: float = 0.15) -> Side:
     """A capture of 10 s: transactions, the syncs of each, reads, and waits for who syncs."""
     rng = np.random.default_rng(seed)
-    transactions = rng.poisson(100 / slow_noise(rng)).astype(np.float64)
+    transactions = rng.poisson(100 / slow_noise(rng, noise)).astype(np.float64)
     syncs = rng.poisson(transactions * often).astype(np.float64)
-    sync = syncs * each * slow_noise(rng) * rng.normal(1, 0.02, SLICES)
-    reads = rng.poisson(300 * slow_noise(rng)).astype(np.float64)
+    sync = syncs * each * slow_noise(rng, noise) * rng.normal(1, 0.02, SLICES)
+    reads = rng.poisson(300 * slow_noise(rng, noise)).astype(np.float64)
     time = np.stack([sync, sync * rng.uniform(1.1, 1.3, SLICES), reads * 1e5], axis=1)
     return Side(
         CAPTURE,
@@ -94,12 +95,13 @@ def test_noise_is_not_read_as_change() -> None:
 
 
 def test_slower_is_told_from_more_often() -> None:
-    """A sync of half as long again changes each, half as many again change the number."""
+    """Syncs that take 30 % longer change each, half as many again change the number."""
     for seed in range(5):
-        first = significant(side(seed), side(seed + 100, each=1.5e6))[0]
+        before = side(seed, noise=0.03)
+        first = significant(before, side(seed + 100, each=1.3e6, noise=0.03))[0]
         assert first.key == SYNC
         assert first.mean.significant and not first.count.significant
-        first = significant(side(seed), side(seed + 100, often=1.5))[0]
+        first = significant(before, side(seed + 100, often=1.5, noise=0.03))[0]
         assert first.key == SYNC
         assert first.count.significant and not first.mean.significant
 
@@ -116,14 +118,15 @@ def test_what_only_one_has() -> None:
     assert not any(row.judged for row in compare(gone, after, True, {READ}) if row.key == READ)
 
 
-def test_same_capture(tmp_path: Path) -> None:
+def test_same_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A capture does not differ from itself; JSON holds no number that is none."""
-    answer = waitfold("diff", SAMPLE, SAMPLE, "--flamegraph", tmp_path / "x.svg")
-    assert answer.returncode == 0, answer.stderr
-    assert "No significant change" in answer.stdout
-    assert max(map(len, answer.stdout.splitlines())) <= 80
+    assert main(["diff", str(SAMPLE), str(SAMPLE), "--flamegraph", str(tmp_path / "x.svg")]) == 0
+    text = capsys.readouterr().out
+    assert "No significant change" in text
+    assert max(map(len, text.splitlines())) <= 80
     ET.parse(tmp_path / "x.svg")
-    said = json.loads(waitfold("diff", SAMPLE, SAMPLE, "--json").stdout, parse_constant=pytest.fail)
+    assert main(["diff", str(SAMPLE), str(SAMPLE), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert said["per"] == "second"
     assert not any(row["significant"] for row in said["rows"])
     assert any(row["judged"] and row["time"]["difference"] == 0 for row in said["rows"])
@@ -137,11 +140,12 @@ def test_same_capture(tmp_path: Path) -> None:
         (["--by", "stack"], "--with offcpu,oncpu"),
     ],
 )
-def test_what_was_not_recorded(options: list[str], wanted: str) -> None:
+def test_what_was_not_recorded(
+    options: list[str], wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a capture does not hold is refused, and it is said what to record."""
-    answer = waitfold("diff", SAMPLE, SAMPLE, *options)
-    assert answer.returncode == 2
-    assert wanted in answer.stderr
+    assert main(["diff", str(SAMPLE), str(SAMPLE), *options]) == 2
+    assert wanted in capsys.readouterr().err
 
 
 @contextlib.contextmanager

@@ -32,7 +32,8 @@ SLICES = 40
 """Slices of a window: enough to know a spread by, and as long as that allows."""
 
 BLOCKS = (1, 2, 4, 8)
-"""Slices taken together for a spread. The greatest counts: noise may be slower than a slice."""
+"""Slices taken together for a spread. The greatest counts: noise may be slower than a slice. What
+is slower than the window does not show in it; so two windows may differ as fifths of one do."""
 
 LEVEL = 0.99
 """Of pairs that differ by no more than the noise within them, so many show no significant row."""
@@ -520,10 +521,10 @@ def compare(
     """Return the rows of two captures, those with a significant change first, each by size.
 
     Time and number a unit, and time each, are ratios of sums over slices. The spread of one is that
-    of its slices' deviations from it. An interval reaches as many spreads to either side as the
-    greatest deviation, of any judged measure of any row, stays below in LEVEL of the draws: so
-    all intervals hold at once (single-step max-t of Westfall and Young, its distribution by the
-    bootstrap as in Romano and Wolf). Those `apart` are not judged.
+    of the deviations from it of its slices, or BLOCKS of them. An interval reaches as many spreads
+    to either side as the greatest deviation, of any judged measure of any row, stays below in LEVEL
+    of the draws: so all intervals hold at once (single-step max-t of Westfall and Young, by
+    the bootstrap as in Romano and Wolf). Those `apart` are not judged.
     """
     keys = list(dict.fromkeys([*before.keys, *after.keys]))
     counted = dict(zip((*before.keys, *after.keys), (*before.counted, *after.counted), strict=True))
@@ -635,7 +636,7 @@ def _estimate(top: Floats, bottom: Floats, draws: Floats) -> _Estimate:
         blocks = SLICES // block
         square = (off.reshape(blocks, block, -1).sum(axis=1) ** 2).sum(axis=0)
         variance = np.maximum(variance, square * blocks / (blocks - 1))
-    # Of the last, the longest, the variance of one alone.
+    # The last is the longest: a window is one such block, not the mean of several.
     variance = np.maximum(variance, square * blocks**2 / (blocks - 1))
     drawn_sums = draws @ bottom
     drawn = _ratio(draws @ top, drawn_sums)
