@@ -76,13 +76,17 @@ examples:
   waitfold fold waits-db1 | flamegraph.pl --countname ns > waits.svg
   waitfold fold waits-db1 --set lwlock-wait
       of a capture made by: waitfold record --with lwlock-wait ...
+  waitfold fold waits-db1 --kind wall --event --query | grep 'Lock:.*blocked'
+      of a capture made by: waitfold record --with all ...
   perf record -e task-clock -F 99 --call-graph fp -a -- sleep 10
   waitfold fold perf.data
       a plain profile, as perf script | stackcollapse-perf.pl folds it""",
     "flamegraph": """\
 examples:
   waitfold flamegraph waits-db1 -o waits.svg
-  waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, slow checkout'""",
+  waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, slow checkout'
+  waitfold flamegraph waits-db1 -o wall.svg --kind wall --event
+      all time by stack; of a capture made by: waitfold record --with offcpu,oncpu ...""",
     "diff": """\
 examples:
   waitfold diff monday tuesday

@@ -40,7 +40,8 @@ STATES = {ON_CPU: "[on-CPU]", RUN_QUEUE: "[run queue]", BLOCKED: "[blocked]"}
 _GO_METHOD = re.compile(r"\.\(.*\)\.")  # net/http.(*Client).Do
 _ARGUMENTS = re.compile(r"\((?!anonymous namespace\)).*")
 _BRACKETS = str.maketrans("<>", "()")  # flamegraph.pl's way with what would be a tag
-_QUERY_WIDTH = 60
+_CONSTANT = re.compile(r"'(?:[^']|'')*'|(?<![\w$])-?[0-9]+(?:\.[0-9]+)?\b")
+_QUERY_WIDTH, _QUERY_MAX = 60, 1024
 
 
 def folded(analysis: Analysis, with_idle: bool) -> str:
@@ -296,10 +297,11 @@ def _event(joined: Joined, value: int) -> str:
 
 
 def _query(joined: Joined, code: int) -> str:
-    """Return the frame of a query."""
+    """Return the frame of a query: constants as ?, as many queries differ by them alone."""
     if code == UNKNOWN_QUERY:
         return "(not seen)"
-    return one_line(joined.queries.table[code].text, _QUERY_WIDTH).replace(";", ",")
+    text = _CONSTANT.sub("?", joined.queries.table[code].text[:_QUERY_MAX].rstrip("; \n"))
+    return one_line(text, _QUERY_WIDTH).replace(";", ",")
 
 
 def _text(sums: Counter[str]) -> str:
