@@ -87,8 +87,9 @@ def test_as_the_kernel_sums_it_up(recorded: Run) -> None:
         shared = np.maximum(shared, 0)
         ran, waited = (int(shared[own.run == run].sum()) for run in (ON_CPU, RUN_QUEUE))
         # The kernel's does not count interrupts, nor what the host took away.
-        assert ran == pytest.approx(last[1] - first[1], rel=0.15, abs=5e6), pid
-        assert waited == pytest.approx(last[2] - first[2], rel=0.05, abs=20e6), pid
+        kernels = last[1] - first[1]
+        assert 0.97 * kernels - 3e6 <= ran <= 1.5 * kernels + 20e6, pid
+        assert waited == pytest.approx(last[2] - first[2], rel=0.05, abs=30e6), pid
 
 
 def test_adds_up(recorded: Run) -> None:
