@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from waitfold import __version__
 from waitfold.api import Recording, Samples, samples
 from waitfold.join import Joined
-from waitfold.show.parts import Json, by_time, process_name, query_name, runs_of
+from waitfold.show.parts import Json, as_name, by_time, process_name, query_name, runs_of
 
 # The "processed profile" of version 55, the shape that samply's crate
 # fxprof-processed-profile 0.8 writes; the profiler upgrades older versions.
@@ -182,12 +182,13 @@ def _markers(
     """Return the marker table of a process: its waits, then its queries."""
     split = {"blocked": "blocked_ns", "run_queue": "run_queue_ns", "on_cpu": "on_cpu_ns"}
     found: list[tuple[int, int, int, int, dict[str, Any]]] = []
+    queries = {text: string(as_name(text)) for text in waits["query"].dropna().unique()}
     for row in waits.to_dict("records"):
         data: dict[str, Any] = {"type": "wait"}
         if row["flags"]:
             data["cut"] = row["flags"]
         if not pd.isna(row["query"]):
-            data["query"] = string(row["query"])
+            data["query"] = queries[row["query"]]
         data |= {
             key: row[column] / 1e6 for key, column in split.items() if not pd.isna(row[column])
         }

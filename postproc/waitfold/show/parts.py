@@ -18,7 +18,7 @@ from waitfold.waitevents import is_idle
 STATES = {ON_CPU: "on-CPU", RUN_QUEUE: "run queue", BLOCKED: "blocked"}
 """What the scheduler does with a process, as the exports call it."""
 
-_QUERY_WIDTH = 500  # characters of a query as a name
+_NAME_WIDTH = 500
 
 
 class Runs(NamedTuple):
@@ -46,13 +46,18 @@ def runs_of(segments: Segments, *columns: NDArray[np.integer]) -> Runs:
 def process_name(joined: Joined, pid: int) -> str:
     """Return a process's type, user and database, as far as they are known."""
     who = joined.backends.get(pid, Backend(UNKNOWN_TYPE))
-    return " ".join(filter(None, (who.type, who.who)))
+    return as_name(" ".join(filter(None, (who.type, who.who))))
+
+
+def as_name(text: str) -> str:
+    """Return a text of any length and shape, as that of a query, as one to show in one line."""
+    return one_line(text, _NAME_WIDTH)
 
 
 def query_name(joined: Joined, code: int) -> str | None:
     """Return a query as one line, None where a process was in none, or it is not known."""
     text = query_text(joined, code)
-    return None if text is None else one_line(text, _QUERY_WIDTH)
+    return None if text is None else as_name(text)
 
 
 def by_time(joined: Joined) -> list[int]:
