@@ -82,16 +82,10 @@ among() {
 
 # How perf and we talk: `hold` is the standard input of its workload, a cat that ends when nobody is
 # left who could write, and with it perf: our death, by -9 as well, ends perf in good order.
-# On `control` perf takes commands and answers on `answer`; each also wakes it, and then it writes out what its
-# buffers hold, so that little is lost when perf itself is killed.
+# It is woken often, so that little is lost when perf itself is killed.
 engine_start() {
-    local name fd line tries target
-    for name in control answer; do
-        mkfifo "$capture/$name"
-        exec {fd}<>"$capture/$name"
-        rm -- "$capture/$name"
-        printf -v "$name" %s "$fd"
-    done
+    local tries target
+    open_pipes control answer
     perf_target
     # Job control gives perf a process group of its own: Ctrl-C is for us, and we end perf.
     set -m
@@ -101,11 +95,7 @@ engine_start() {
     set +m
     for ((tries = 0; tries < 600; tries++)); do
         engine_running || die "perf could not record; it says: $(tail -n 3 "$capture/perf.log")"
-        # Each time anew: an answer that comes in two pieces around the time limit is lost.
-        echo ping >&"$control"
-        if read -r -t 0.1 -u "$answer" line; then
-            [[ $line != *ack* ]] || return 0
-        fi
+        ! ask_perf || return 0
         interrupted
     done
     die "perf did not answer for a minute"
@@ -113,11 +103,7 @@ engine_start() {
 
 engine_running() { kill -0 "$perf_pid" 2>/dev/null; }
 
-engine_tick() {
-    echo ping >&"$control"
-    # With a limit: perf ends each answer with a NUL byte after the newline, which no line holds.
-    while read -r -t 0.01 -u "$answer" _; do :; done
-}
+engine_tick() { wake_perf; }
 
 # engine_stop: closes the pipe that perf's workload reads, so that perf ends and
 # writes out what it holds; waits for it.

@@ -107,6 +107,31 @@ monotonic_ns() {
     return 1
 }
 
+# open_pipes NAME...: sets each to a file descriptor of a pipe without a name, which one process can both write and read.
+open_pipes() {
+    local name fd
+    for name; do
+        exec {fd}<> <(:)
+        printf -v "$name" %s "$fd"
+    done
+}
+
+## perf, which takes commands on `control` and answers on `answer`
+
+# ask_perf: 0 when it answers. Each time anew: an answer that the end of the time cuts in two is lost.
+ask_perf() {
+    local line
+    echo ping >&"$control"
+    read -r -t 0.1 -u "$answer" line && [[ $line == *ack* ]]
+}
+
+# wake_perf: each command wakes it, and then it writes out what its buffers hold.
+wake_perf() {
+    echo ping >&"$control"
+    # With a limit: perf ends each answer with a NUL byte after the newline, which no line holds.
+    while read -r -t 0.01 -u "$answer" _; do :; done
+}
+
 ## The server
 
 # own_pid PID: sets REPLY to the pid by which a process knows itself, in its own pid namespace.
