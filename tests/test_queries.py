@@ -537,6 +537,14 @@ def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows(found, 6) == [(400, NO_QUERY), (460, WITHIN), (480, NO_QUERY)]
 
 
+def test_flight_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a backend was in when a flight recorder began tells nothing of what it still holds."""
+    stream = Stream(tmp_path, backends="1\t50\t0x0\tpostgres: app shop [local] SELECT\t-\told\n")
+    stream.capture.manifest["ring"] = "1048576"
+    stream.activity(300, RUNNING, "new", pid=1)
+    assert rows(stream.read(monkeypatch), 1) == [(300, Query("new", 0))]
+
+
 def test_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture without the set has no queries, and nothing is known of any process."""
     stream = Stream(tmp_path)

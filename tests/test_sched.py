@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from waitfold.pair import END, LOST, START
+from waitfold.pair import END, LOST, START, merged
 from waitfold.sched import (
     _IN,
     _OUT,
@@ -16,7 +16,6 @@ from waitfold.sched import (
     GUESSED,
     Lives,
     Switches,
-    merged,
     off_cpu,
 )
 

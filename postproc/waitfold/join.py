@@ -12,6 +12,7 @@ from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, Backend
 from waitfold.backends import UNKNOWN as UNKNOWN_TYPE
 from waitfold.capture import Capture
 from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, TransitionStream, transitions
+from waitfold.pair import merged
 from waitfold.perfdata import PerfData
 from waitfold.queries import IDLE_IN_TRANSACTION, Queries, read_queries
 from waitfold.queries import SET as QUERY_SET
@@ -23,7 +24,6 @@ from waitfold.sched import (
     Sleeps,
     Unknown,
     has_switches,
-    merged,
     off_cpu,
     read_switches,
 )

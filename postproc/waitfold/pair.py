@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -101,6 +101,17 @@ def pair(
     last = stream.last_ns if end_ns is None else end_ns
     if last is not None:
         yield window.cut(threads.finish(max(last, window.start)), stream.gaps)
+
+
+def merged(gaps: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return gaps in the order of time, those that touch as one: (n, 2), start and end."""
+    apart: list[list[int]] = []
+    for start, end in sorted(gaps):
+        if apart and start <= apart[-1][1]:
+            apart[-1][1] = max(end, apart[-1][1])
+        else:
+            apart.append([start, end])
+    return np.array(apart, np.int64).reshape(-1, 2)
 
 
 class _Threads:
@@ -471,12 +482,7 @@ class _Window:
         """Return the start of the first gap that ends after each time of `since`."""
         if self._gaps != len(gaps):
             self._gaps = len(gaps)
-            merged: list[list[int]] = []
-            for start, end in sorted(gaps):
-                if merged and start <= merged[-1][1]:
-                    merged[-1][1] = max(end, merged[-1][1])
-                else:
-                    merged.append([start, end])
-            self._gap_start = np.array([*(start for start, _ in merged), _NEVER], np.int64)
-            self._gap_end = np.array([end for _, end in merged], np.int64)
+            apart = merged(gaps)
+            self._gap_start = np.append(apart[:, 0], _NEVER)
+            self._gap_end = apart[:, 1]
         return self._gap_start[np.searchsorted(self._gap_end, since, "right")]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .backends import CLIENT, PARALLEL, backend_of, whole_lines
 from .capture import Capture
 from .events import CUT, FORK, STORE, Codes, Column, PairRule, Transitions, Use, transitions
+from .pair import merged
 from .probeset import OWN_GROUP
 from .probeset import UNKNOWN as UNKNOWN_TEXT
 from .waitevents import Version
@@ -210,7 +211,8 @@ def _fewer(batch: Transitions) -> _Rows:
 def _begun(capture: Capture, major: int, texts: Codes) -> Iterator[_Rows]:
     """Yield what processes did when they were first looked at, by backends.tsv."""
     file = capture.path / "backends.tsv"
-    if capture.start_ns is None or not file.exists():
+    # What a flight recorder began with is older than what it holds.
+    if capture.start_ns is None or "ring" in capture.manifest or not file.exists():
         return
     header, *lines = [line.split("\t") for line in whole_lines(file)] or [[]]
     known = {_shown(row[0]): code for code, row in enumerate(texts.rows) if row}
@@ -259,14 +261,8 @@ def _with_losses(rows: _Rows, gaps: list[tuple[int, int]]) -> _Rows:
     """Return the rows, those of a process in the order of time, and where each is cut by a gap."""
     if not gaps or not len(rows):
         return rows
-    merged: list[list[int]] = []
-    for start, end in sorted(gaps):
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(end, merged[-1][1])
-        else:
-            merged.append([start, end])
-    starts = np.array([*(start for start, _ in merged), _EVER], np.int64)
-    ends = np.array([end for _, end in merged], np.int64)
+    apart = merged(gaps)
+    starts, ends = np.append(apart[:, 0], _EVER), apart[:, 1]
     until = np.where(np.append(rows.same[1:], False), np.append(rows.time_ns[1:], _EVER), _EVER)
     # The first that ends after the row.
     gap = starts[np.searchsorted(ends, rows.time_ns, "right")]

@@ -272,9 +272,9 @@ def off_cpu(
 ) -> tuple[Sleeps, Unknown]:
     """Return when the processes of `lives` were off CPU, and where that is not known.
 
-    In the rest of their lives they ran. In `gaps`, as merged() returns them, samples were lost, and
-    nothing is known. `waiting` are the processes that were in a wait when the window began.
-    `stored` tells when a thread stored something next after a time.
+    In the rest of their lives they ran. In `gaps`, as pair.merged() returns them, samples were
+    lost, and nothing is known. `waiting` are the processes that were in a wait when the window
+    began. `stored` tells when a thread stored something next after a time.
 
     - A wakeup counts if it is the first after its thread has left the CPU to block.
     - A process that was born waits for a CPU until it first gets one.
@@ -308,17 +308,6 @@ def off_cpu(
     vague = np.flatnonzero(state == _UNKNOWN)
     unknown = Unknown(tid[vague], time[vague], time[vague + 1], kind[vague] == _GAP)
     return sleeps, unknown
-
-
-def merged(gaps: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return the gaps, those that touch as one, as two columns."""
-    merged: list[list[int]] = []
-    for start, end in sorted(gaps):
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(end, merged[-1][1])
-        else:
-            merged.append([start, end])
-    return np.array(merged, np.int64).reshape(-1, 2)
 
 
 def _rows(
