@@ -33,11 +33,11 @@ disk() {
 take() {
     local pgbench
     disk "$2"
-    chrt -r 1 timeout $((seconds + 100)) "$CLIENT/pgbench" -n -c 2 -T $((seconds + 90)) >"$WORK/pgbench" 2>&1 &
+    chrt -r 1 timeout $((seconds + 200)) "$CLIENT/pgbench" -n -c 2 -T $((seconds + 190)) >"$WORK/pgbench" 2>&1 &
     pgbench=$!
     pgbench_pids 2
     sleep 0.5
-    timeout $((seconds + 60)) "$RECORD" -D "$DATA" --sites "$WORK/sites" --with transaction -d "$seconds" -o "$1" </dev/null 2>"$WORK/record.log" ||
+    timeout $((seconds + 180)) "$RECORD" -D "$DATA" --sites "$WORK/sites" --with transaction -d "$seconds" -o "$1" </dev/null 2>"$WORK/record.log" ||
         die "waitfold-record: $(tail -n 3 "$WORK/record.log")"
     kill "$pgbench"
     wait "$pgbench" || true

@@ -550,15 +550,15 @@ def compare(
         ),
     }
     estimates = {
-        what: [_estimate(*three) for three in zip(tops, bottoms, draws, strict=True)]
-        for what, (tops, bottoms, _) in measures.items()
+        what: [_estimate(*three, judged) for three in zip(tops, bottoms, draws, strict=True)]
+        for what, (tops, bottoms, judged) in measures.items()
     }
     greatest = np.zeros(_DRAWS)
-    for what, (one, other) in estimates.items():
-        off = (other.draws - other.value) - (one.draws - one.value)
-        deviation = np.abs(_ratio(off, np.sqrt(one.draw_variance + other.draw_variance)))
-        judged = measures[what][2]
-        greatest = np.maximum(greatest, deviation[:, judged].max(axis=1, initial=0.0))
+    for one, other in estimates.values():
+        deviation = np.abs(
+            _ratio(other.off - one.off, np.sqrt(one.off_variance + other.off_variance))
+        )
+        greatest = np.maximum(greatest, deviation.max(axis=1, initial=0.0))
     width = float(np.quantile(greatest, LEVEL))
 
     cuts = [1 - _ratio(side.whole.sum(axis=0), side.time.sum(axis=0), 1.0) for side in sides]
@@ -614,15 +614,19 @@ def _effective(x: Floats) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Ratios of sums, one a column, and the same of each draw; and their variances."""
+    """Ratios of sums, one a column, and their variances.
+
+    `off` is by how much the ratios of each draw are off, `off_variance` the variance by the draw
+    itself: of the columns that are judged.
+    """
 
     value: Floats
     variance: Floats
-    draws: Floats
-    draw_variance: Floats
+    off: Floats
+    off_variance: Floats
 
 
-def _estimate(top: Floats, bottom: Floats, draws: Floats) -> _Estimate:
+def _estimate(top: Floats, bottom: Floats, draws: Floats, judged: NDArray[np.bool_]) -> _Estimate:
     """Estimate sum(top) / sum(bottom) of each column; `draws` says how often each slice counts.
 
     The variance is that of a ratio of sums by linearisation: with r the ratio, the slices' sum of
@@ -638,11 +642,14 @@ def _estimate(top: Floats, bottom: Floats, draws: Floats) -> _Estimate:
         variance = np.maximum(variance, square * blocks / (blocks - 1))
     # The last is the longest: a window is one such block, not the mean of several.
     variance = np.maximum(variance, square * blocks**2 / (blocks - 1))
+
+    top = top[:, judged]
+    bottom = np.broadcast_to(bottom, off.shape)[:, judged]
     drawn_sums = draws @ bottom
     drawn = _ratio(draws @ top, drawn_sums)
     square = draws @ top**2 - 2 * drawn * (draws @ (top * bottom)) + drawn**2 * (draws @ bottom**2)
     drawn_variance = _ratio(square.clip(0), drawn_sums**2) * SLICES / (SLICES - 1)
-    return _Estimate(value, variance, drawn, drawn_variance)
+    return _Estimate(value, variance, drawn - value[judged], drawn_variance)
 
 
 def _change(one: _Estimate, other: _Estimate, i: int, width: float | None) -> Change:
