@@ -56,6 +56,10 @@ def main() -> None:
         if source.is_dir():
             data = Path(folder, "capture", "perf.data")
             shutil.copytree(source, data.parent)
+            # Without this the window ends with the last event.
+            manifest = data.parent / "manifest"
+            lines = manifest.read_text().splitlines(keepends=True)
+            manifest.write_text("".join(x for x in lines if not x.startswith("end_ns")))
             kinds = [["--kind", kind] for kind in ("oncpu", "offcpu", "wall")]
         else:
             data, kinds = Path(folder, "perf.data"), [[]]
