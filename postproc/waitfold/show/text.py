@@ -342,9 +342,9 @@ def _account_table(account: Account, of: str, cells: Cells, db_time: int | None)
         else:
             rows += [
                 ("(on CPU without a wait event)", Times(times.on_cpu, 0, 0, 0)),
-                ("(run queue without one)", Times(0, times.run_queue, 0, 0)),
-                ("(blocked without one)", Times(0, 0, times.blocked, 0)),
-                ("(without one, not known)", Times(0, 0, 0, times.unknown)),
+                ("(run queue without a wait event)", Times(0, times.run_queue, 0, 0)),
+                ("(blocked without a wait event)", Times(0, 0, times.blocked, 0)),
+                ("(not known, without a wait event)", Times(0, 0, 0, times.unknown)),
             ]
     rows = sorted((row for row in rows if row[1].total), key=lambda row: -row[1].total)
     idle = cells.take(cells.kind == IDLE).times()
