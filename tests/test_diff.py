@@ -172,10 +172,10 @@ def slow_disk() -> Iterator[Any]:
 
 
 def test_slower_disk(tmp_path: Path) -> None:
-    """A disk that takes half as long again to sync shows as IO:WALSync of half as long again."""
+    """Syncs that take three times as long change IO:WALSync, by each and not by number."""
     known_sites()
     with slow_disk() as cluster:
-        for name, percent in (("a", 0), ("b", 50)):
+        for name, percent in (("a", 0), ("b", 200)):
             with (cluster.folder / "disk").open("r+b") as disk:
                 disk.write(struct.pack("II", 2000, percent))
             load = subprocess.Popen(
@@ -194,4 +194,4 @@ def test_slower_disk(tmp_path: Path) -> None:
     assert said["per"] == "transaction"
     sync = next(row for row in said["rows"] if row["name"] == "IO:WALSync")
     assert sync["each"]["significant"] and not sync["number"]["significant"]
-    assert sync["each"]["ratio"] > 1.2
+    assert sync["each"]["ratio"] > 2

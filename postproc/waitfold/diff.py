@@ -261,11 +261,12 @@ def stack_stretches(joined: Joined) -> Stretches:
 
     rows = rows_of(traces, SAMPLE)
     value, trace = sampled(segments, traces)
-    ours = np.isin(traces.pid[rows], segments.pid)
-    rows, value, trace = rows[ours], value[ours], trace[ours]
-    key = stacks.keys_of(traces.pid[rows], trace, value, on_cpu=True)
     time = traces.time_ns[rows]
-    since = time - traces.weight[rows].astype(np.int64)
+    ours = np.isin(traces.pid[rows], segments.pid)
+    ours &= (time > joined.start_ns) & (time <= joined.end_ns)
+    rows, value, trace, time = rows[ours], value[ours], trace[ours], time[ours]
+    since = np.maximum(time - traces.weight[rows].astype(np.int64), joined.start_ns)
+    key = stacks.keys_of(traces.pid[rows], trace, value, on_cpu=True)
     every = np.ones(len(rows), np.bool_)
     counted = [True] * len(off.keys) + [False] * (len(stacks.keys) - len(off.keys))
     return Stretches(
