@@ -172,7 +172,7 @@ def slow_disk() -> Iterator[Any]:
 
 
 def test_slower_disk(tmp_path: Path) -> None:
-    """Syncs that take three times as long change IO:WALSync, by each and not by number."""
+    """A disk three times as slow shows as longer syncs, not as more of them."""
     known_sites()
     with slow_disk() as cluster:
         for name, percent in (("a", 0), ("b", 200)):
@@ -193,5 +193,6 @@ def test_slower_disk(tmp_path: Path) -> None:
     said = json.loads(waitfold("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
     assert said["per"] == "transaction"
     sync = next(row for row in said["rows"] if row["name"] == "IO:WALSync")
-    assert sync["each"]["significant"] and not sync["number"]["significant"]
+    # In three seconds of a busy host noise may be as large: no word on significance.
     assert sync["each"]["ratio"] > 2
+    assert 0.8 < sync["number"]["ratio"] < 1.25
