@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import islice
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -81,10 +83,22 @@ class Json:
         head = b"".join(self._member(item) + b",\n" for item in members.items())
         self._file.write(b"{" + head + json.dumps(array).encode() + b":[")
 
-    def item(self, item: Any) -> None:
-        """Write an item of the array."""
-        self._file.write(self._separator + json.dumps(item, separators=(",", ":")).encode())
+    def item(self, members: dict[str, Any], array: str = "", values: Iterable[str] = ()) -> None:
+        """Write an item of the array: an object, whose last member may be long itself.
+
+        That is another array, of values that are JSON already.
+        """
+        content = json.dumps(members, separators=(",", ":")).encode()
+        self._file.write(self._separator + content[:-1])
         self._separator = b",\n"
+        if array:
+            self._file.write(f",{json.dumps(array)}:[".encode())
+            separator, rest = "", iter(values)
+            while some := list(islice(rest, 10_000)):
+                self._file.write((separator + ",".join(some)).encode())
+                separator = ","
+            self._file.write(b"]")
+        self._file.write(b"}")
 
     def end(self, members: dict[str, Any]) -> None:
         """End the array, and write the object's last members."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def write_speedscope(recording: Recording, file: IO[bytes]) -> None:
     for pid in by_time(joined):
         name = f"{process_name(joined, pid)} {pid}"
         about = {"type": "evented", "name": name, **window}
-        text.item({**about, "events": _evented(joined, pid, frames)})
+        text.item(about, "events", _events(joined, pid, frames))
         rows = np.flatnonzero(taken.on_cpu & (taken.pid == pid))
         if len(rows):
             stacks = [
@@ -53,8 +53,8 @@ def write_speedscope(recording: Recording, file: IO[bytes]) -> None:
     text.end({"shared": {"frames": [{"name": name} for name in frames]}})
 
 
-def _evented(joined: Joined, pid: int, frames: dict[str, int]) -> list[dict[str, Any]]:
-    """Return when a process entered and left its queries, wait events and states."""
+def _events(joined: Joined, pid: int, frames: dict[str, int]) -> Iterator[str]:
+    """Yield when a process entered and left its queries, wait events and states, as JSON."""
     head, end = np.searchsorted(joined.segments.pid, [pid, pid + 1]).tolist()
     segments = joined.segments.take(slice(head, end))
     runs = runs_of(segments, segments.query, segments.value, segments.run)
@@ -70,12 +70,14 @@ def _evented(joined: Joined, pid: int, frames: dict[str, int]) -> list[dict[str,
             return None if joined.scheduled else "(not waiting)"
         return ":".join(label(value))
 
+    def closed(one: int, at: int) -> str:
+        return f'{{"type":"C","frame":{one},"at":{at}}}'
+
     def levels(column: NDArray[Any], name: Callable[[int], str | None]) -> list[int]:
         codes, place = np.unique(column[runs.row], return_inverse=True)
         numbers = [frame(name(code)) for code in codes.tolist()]
         return [numbers[i] for i in place.tolist()]
 
-    found: list[dict[str, Any]] = []
     open_: list[int] = []
     until = 0
     for start, stop, *stack in zip(
@@ -90,7 +92,7 @@ def _evented(joined: Joined, pid: int, frames: dict[str, int]) -> list[dict[str,
         same = 0
         while start == until and open_[same : same + 1] == stack[same : same + 1] != []:
             same += 1
-        found += [{"type": "C", "frame": one, "at": until} for one in reversed(open_[same:])]
-        found += [{"type": "O", "frame": one, "at": start} for one in stack[same:]]
+        yield from (closed(one, until) for one in reversed(open_[same:]))
+        yield from (f'{{"type":"O","frame":{one},"at":{start}}}' for one in stack[same:])
         open_, until = stack, stop
-    return found + [{"type": "C", "frame": one, "at": until} for one in reversed(open_)]
+    yield from (closed(one, until) for one in reversed(open_))
