@@ -14,9 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from waitfold.analysis import Progress, intervals
+from waitfold.audit import left, rows_of
 from waitfold.capture import Capture, Naming, open_capture
 from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, Transitions, transitions
-from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Segments, join
+from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Places, Segments, join
 from waitfold.pair import END, LOST, START, Intervals
 from waitfold.perfdata import PerfData
 from waitfold.profile import UNKNOWN, Frames, Traces, read_traces
@@ -384,25 +385,19 @@ def samples(joined: Joined, traces: Traces | None) -> Samples:
         for column, more in zip(columns, new, strict=True):
             column.append(more)
 
-    if traces and SAMPLE in names:
-        rows = np.flatnonzero(traces.event == names.index(SAMPLE))
+    if traces:
+        rows = rows_of(traces, SAMPLE)
         at = places.latest(traces.pid[rows], traces.time_ns[rows])
-        rows = rows[(at >= 0) & (traces.time_ns[rows] < segments.end_ns[at])]
+        rows, at = rows[at >= 0], at[at >= 0]
+        rows = rows[traces.time_ns[rows] < segments.end_ns[at]]
         zero = np.zeros(len(rows), np.int64)
         weight = traces.weight[rows].astype(np.int64)
         who = (traces.pid[rows], traces.tid[rows])
         add(traces.time_ns[rows], *who, zero == 0, weight, zero, traces.trace[rows])
-    if traces and SWITCH in names and len(sleeps):
-        rows = np.flatnonzero(traces.event == names.index(SWITCH))
-        rows = rows[np.lexsort((traces.time_ns[rows], traces.tid[rows]))]
-        left = Places(traces.tid[rows], traces.time_ns[rows])
-        at = left.latest(sleeps.tid, sleeps.out_ns)
-        seen = at >= 0
-        seen[seen] = traces.time_ns[rows[at[seen]]] == sleeps.out_ns[seen]
-        stack = np.where(seen, traces.trace[rows[at]], -1) if len(rows) else at
+    if traces and SWITCH in names:
         off = np.zeros(len(sleeps), np.bool_)
         lengths = (sleeps.in_ns - sleeps.out_ns, sleeps.in_ns - sleeps.wake_ns)
-        add(sleeps.out_ns, sleeps.tid, sleeps.tid, off, *lengths, stack)
+        add(sleeps.out_ns, sleeps.tid, sleeps.tid, off, *lengths, left(sleeps, traces))
     joint = [np.concatenate(column) for column in columns]
     order = np.argsort(joint[0], kind="stable")
     time, pid, tid, on_cpu, dur, ready, stack = (column[order] for column in joint)
@@ -411,33 +406,6 @@ def samples(joined: Joined, traces: Traces | None) -> Samples:
     value = np.where(at >= 0, segments.value[at], UNSEEN).astype(np.uint32)
     query = np.where(at >= 0, segments.query[at], -1).astype(np.int32)
     return Samples(time, pid, tid, on_cpu, dur, ready, value, query, stack, frames)
-
-
-class Places:
-    """Where rows that are sorted by (id, time) stand."""
-
-    def __init__(self, ids: NDArray[np.int32], times: NDArray[np.int64]) -> None:
-        distinct, heads = np.unique(ids, return_index=True)
-        ends = np.append(heads[1:], len(ids)).tolist()
-        self._times = times
-        spans = zip(heads.tolist(), ends, strict=True)
-        self._rows = dict(zip(distinct.tolist(), spans, strict=True))
-
-    def latest(self, of: NDArray[np.int32], until: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the latest row of each id up to a time; -1 where there is none."""
-        if not len(of):
-            return np.empty(0, np.int64)
-        order = np.argsort(of, kind="stable")
-        distinct, heads = np.unique(of[order], return_index=True)
-        found = np.full(len(of), -1, np.int64)
-        tails = np.append(heads[1:], len(of)).tolist()
-        for one, first, last in zip(distinct.tolist(), heads.tolist(), tails, strict=True):
-            if one in self._rows:
-                rows = order[first:last]
-                head, end = self._rows[one]
-                at = np.searchsorted(self._times[head:end], until[rows], "right") - 1
-                found[rows] = np.where(at >= 0, head + at, -1)
-        return found
 
 
 class _Parts:

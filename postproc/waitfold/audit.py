@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from waitfold.account import Account
 from waitfold.backends import POSTMASTER
-from waitfold.join import BLOCKED, UNSEEN, Segments
+from waitfold.join import BLOCKED, UNSEEN, Places, Segments
 from waitfold.profile import Traces
 from waitfold.sched import SAMPLE, SWITCH, Sleeps
 
@@ -120,14 +120,12 @@ def sampled(segments: Segments, traces: Traces) -> tuple[NDArray[np.uint32], NDA
     rows = rows_of(traces, SAMPLE)
     pid, time = traces.pid[rows], traces.time_ns[rows]
     value = np.full(len(rows), UNSEEN, np.uint32)
-    for one in np.unique(pid).tolist():
-        head, end = np.searchsorted(segments.pid, [one, one + 1]).tolist()
-        own = np.flatnonzero(pid == one)
-        at = head + np.searchsorted(segments.start_ns[head:end], time[own], "right") - 1
-        own, at = own[at >= head], at[at >= head]
-        # What the two see of one moment may be off by a microsecond.
-        inside = (time[own] < segments.end_ns[at]) & (segments.run[at] != BLOCKED)
-        value[own[inside]] = segments.value[at[inside]]
+    at = Places(segments.pid, segments.start_ns).latest(pid, time)
+    own = np.flatnonzero(at >= 0)
+    at = at[own]
+    # What the two see of one moment may be off by a microsecond.
+    inside = (time[own] < segments.end_ns[at]) & (segments.run[at] != BLOCKED)
+    value[own[inside]] = segments.value[at[inside]]
     return value, traces.trace[rows]
 
 

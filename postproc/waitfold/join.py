@@ -179,6 +179,33 @@ def _pids(stores: _Stores, capture: Capture) -> set[int]:
     return stores.stored | {p for p, b in seen.items() if p in read or b.type != POSTMASTER}
 
 
+class Places:
+    """Where rows that are sorted by (id, time) stand."""
+
+    def __init__(self, ids: NDArray[np.int32], times: NDArray[np.int64]) -> None:
+        distinct, heads = np.unique(ids, return_index=True)
+        ends = np.append(heads[1:], len(ids)).tolist()
+        self._times = times
+        spans = zip(heads.tolist(), ends, strict=True)
+        self._rows = dict(zip(distinct.tolist(), spans, strict=True))
+
+    def latest(self, of: NDArray[np.int32], until: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the latest row of each id up to a time; -1 where there is none."""
+        if not len(of):
+            return np.empty(0, np.int64)
+        order = np.argsort(of, kind="stable")
+        distinct, heads = np.unique(of[order], return_index=True)
+        found = np.full(len(of), -1, np.int64)
+        tails = np.append(heads[1:], len(of)).tolist()
+        for one, first, last in zip(distinct.tolist(), heads.tolist(), tails, strict=True):
+            if one in self._rows:
+                rows = order[first:last]
+                head, end = self._rows[one]
+                at = np.searchsorted(self._times[head:end], until[rows], "right") - 1
+                found[rows] = np.where(at >= 0, head + at, -1)
+        return found
+
+
 class _Stores:
     """All transitions of main threads, sorted by (pid, time)."""
 
