@@ -32,6 +32,7 @@ _MARKER_FIELDS = {
     "run_queue": ("Run queue", "duration"),
     "on_cpu": ("On CPU", "duration"),
 }
+_SPLIT = {"blocked": "blocked_ns", "run_queue": "run_queue_ns", "on_cpu": "on_cpu_ns"}
 
 
 def write_firefox(recording: Recording, file: IO[bytes]) -> None:
@@ -180,21 +181,20 @@ def _markers(
     string: Callable[[str], int],
 ) -> dict[str, Any]:
     """Return the marker table of a process: its waits, then its queries."""
-    split = {"blocked": "blocked_ns", "run_queue": "run_queue_ns", "on_cpu": "on_cpu_ns"}
     found: list[tuple[int, int, int, int, dict[str, Any]]] = []
     queries = {text: string(as_name(text)) for text in waits["query"].dropna().unique()}
-    for row in waits.to_dict("records"):
+    columns = ["start_ns", "dur_ns", "class", "name", "flags", "query", *_SPLIT.values()]
+    rows = (waits[c].astype(object).where(waits[c].notna(), None).tolist() for c in columns)
+    for start, length, class_, name, flags, query, *split in zip(*rows, strict=True):
         data: dict[str, Any] = {"type": "wait"}
-        if row["flags"]:
-            data["cut"] = row["flags"]
-        if not pd.isna(row["query"]):
-            data["query"] = queries[row["query"]]
-        data |= {
-            key: row[column] / 1e6 for key, column in split.items() if not pd.isna(row[column])
-        }
-        start = row["start_ns"] - joined.start_ns
-        name = string(f"{row['class']}:{row['name']}")
-        found.append((start, start + row["dur_ns"], name, category[row["class"]], data))
+        if flags:
+            data["cut"] = flags
+        if query is not None:
+            data["query"] = queries[query]
+        parts = zip(_SPLIT, split, strict=True)
+        data |= {key: ns / 1e6 for key, ns in parts if ns is not None}
+        times = start - joined.start_ns, start - joined.start_ns + length
+        found.append((*times, string(f"{class_}:{name}"), category[class_], data))
     head, end = np.searchsorted(joined.segments.pid, [pid, pid + 1]).tolist()
     segments = joined.segments.take(slice(head, end))
     runs = runs_of(segments, segments.query)
