@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from waitfold.account import shape
 from waitfold.analysis import Analysis, SetAnalysis
 from waitfold.audit import left, rows_of
 from waitfold.backends import POSTMASTER
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
-from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Segments
+from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Places, Segments
 from waitfold.perfdata import Event, PerfData
 from waitfold.profile import UNKNOWN, Frames, Traces
 from waitfold.queries import UNKNOWN as UNKNOWN_QUERY
@@ -40,7 +41,6 @@ STATES = {ON_CPU: "[on-CPU]", RUN_QUEUE: "[run queue]", BLOCKED: "[blocked]"}
 _GO_METHOD = re.compile(r"\.\(.*\)\.")  # net/http.(*Client).Do
 _ARGUMENTS = re.compile(r"\((?!anonymous namespace\)).*")
 _BRACKETS = str.maketrans("<>", "()")  # flamegraph.pl's way with what would be a tag
-_CONSTANT = re.compile(r"'(?:[^']|'')*'|(?<![\w$])-?[0-9]+(?:\.[0-9]+)?\b")
 _QUERY_WIDTH, _QUERY_MAX = 60, 1024
 
 
@@ -209,7 +209,7 @@ def _on_cpu(segments: Segments, traces: Traces) -> _Rows:
     """Return the samples, in the window, of the processes that the segments are of."""
     rows = rows_of(traces, SAMPLE)
     pid, time = traces.pid[rows], traces.time_ns[rows]
-    at = _latest(segments.pid, segments.start_ns, pid, time)
+    at = Places(segments.pid, segments.start_ns).latest(pid, time)
     known = np.flatnonzero(at >= 0)
     known = known[time[known] < segments.end_ns[at[known]]]
     rows, at = rows[known], at[known]
@@ -230,28 +230,6 @@ def _off_cpu(joined: Joined, traces: Traces) -> _Rows:
     own = segments.take(np.flatnonzero(is_off & (segments.sleep >= 0)))
     trace = left(joined.sleeps, traces)[own.sleep]
     return _Rows(own.pid, own.dur_ns, own.value, own.query, own.run, trace)
-
-
-def _latest(
-    ids: NDArray[np.int32],
-    times: NDArray[np.int64],
-    of: NDArray[np.int32],
-    until: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return the latest row `of` each id up to a time, of rows sorted by (id, time); -1: none."""
-    order = np.argsort(of, kind="stable")
-    distinct, heads = np.unique(of[order], return_index=True)
-    tails = np.append(heads[1:], len(order))
-    firsts = np.searchsorted(ids, distinct, "left")
-    lasts = np.searchsorted(ids, distinct, "right")
-    found = np.full(len(of), -1, np.int64)
-    for head, tail, first, last in zip(
-        *(column.tolist() for column in (heads, tails, firsts, lasts)), strict=True
-    ):
-        rows = order[head:tail]
-        before = np.searchsorted(times[first:last], until[rows], "right")
-        found[rows] = np.where(before > 0, first + before - 1, -1)
-    return found
 
 
 def _grouped(
@@ -300,7 +278,7 @@ def _query(joined: Joined, code: int) -> str:
     """Return the frame of a query: constants as ?, as many queries differ by them alone."""
     if code == UNKNOWN_QUERY:
         return "(not seen)"
-    text = _CONSTANT.sub("?", joined.queries.table[code].text[:_QUERY_MAX].rstrip("; \n"))
+    text = shape(joined.queries.table[code].text[:_QUERY_MAX].rstrip("; \n"))
     return one_line(text, _QUERY_WIDTH).replace(";", ",")
 
 
