@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="waitfold",
-        description="Where PostgreSQL's time went, from wait events that perf recorded.",
+        description="Where PostgreSQL's time went, from recorded wait events.",
         epilog="examples:\n"
         "  waitfold record -D /var/lib/postgresql/15/main -d 10 -o waits-db1\n"
         "  waitfold report waits-db1\n"
