@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.analysis import Progress, intervals
-from waitfold.backends import KINDS, POSTMASTER, UNKNOWN, Backend
+from waitfold.backends import KINDS, POSTMASTER
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, join
@@ -249,7 +249,7 @@ def _lanes(joined: Joined, columns: Columns) -> list[Lane]:
     """Return a lane for each of the processes that did most, and one for all others together."""
     segments = joined.segments
     pids, heads = np.unique(segments.pid, return_index=True)
-    backends = [joined.backends.get(pid, Backend(UNKNOWN)) for pid in pids.tolist()]
+    backends = [joined.backends[pid] for pid in pids.tolist()]
     wanted = np.array([b.type != POSTMASTER for b in backends], np.bool_)
     busy = np.zeros(len(pids), np.int64)
     lived = np.zeros(len(pids), np.int64)
