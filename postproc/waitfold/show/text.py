@@ -402,8 +402,8 @@ def _residual(account: Account) -> str:
     text += "."
     if account.guessed:
         text += (
-            f" {account.guessed} of {len(account.joined.sleeps)} times that a process came back "
-            "onto a CPU have no sample; when it was next seen to run stands for them."
+            f" There is no sample for {account.guessed} of the {len(account.joined.sleeps)} times that "
+            "a process came back onto a CPU: when it was next seen to run stands instead."
         )
     return text
 
