@@ -121,7 +121,9 @@ open_pipes() {
 # ask_perf: 0 when it answers. Each time anew: an answer that the end of the time cuts in two is lost.
 ask_perf() {
     local line
+    # shellcheck disable=SC2154 # whoever starts a perf has opened them
     echo ping >&"$control"
+    # shellcheck disable=SC2154
     read -r -t 0.1 -u "$answer" line && [[ $line == *ack* ]]
 }
 
@@ -227,6 +229,7 @@ server_of() {
 choose_server() {
     local pid first
     [[ -n $pids ]] || {
+        # shellcheck disable=SC2154 # an option
         find_server "$pgdata"
         return 0
     }
@@ -309,9 +312,11 @@ texts() {
             head -c 1024 /dev/zero
     done 2>/dev/null | tr '\0\1-\37\177' '\n[ *]')
     for i in "${!who[@]}"; do
-        ((POINTERS[i])) && IFS= read -r -N 1024 -u "$fd" text || continue
-        text=${text%%$'\n'*}
-        [[ -z $text ]] || TEXTS[i]=${text:0:1023}
+        ((POINTERS[i] == 0)) || {
+            IFS= read -r -N 1024 -u "$fd" text || break
+            text=${text%%$'\n'*}
+            [[ -z $text ]] || TEXTS[i]=${text:0:1023}
+        }
     done
     exec {fd}<&-
 }

@@ -52,6 +52,9 @@ read_set() {
     fi
 }
 
+# has_static_probes: 0 when the set that was read has events at static probes.
+has_static_probes() { [[ " ${SET_PLACES[*]}" == *[[:space:]]probe\ * ]]; }
+
 # read_notes FILE: sets NOTES to what find_notes prints, or why it cannot, and returns 1. Reading them takes a while, and
 # several ask.
 read_notes() {
@@ -67,7 +70,7 @@ define_set_probes() {
     read_set "$3"
     ((${#SET_EVENTS[@]})) || die "the set \"$3\" has no probes of its own: it reads those that others registered"
     check_set
-    if [[ " ${SET_PLACES[*]}" == *[[:space:]]probe\ * ]]; then
+    if has_static_probes; then
         read_notes "$exe" || {
             printf '%s\n' "$NOTES" >&2
             exit 1

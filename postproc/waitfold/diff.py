@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from waitfold.account import shape
 from waitfold.analysis import Progress, set_intervals
 from waitfold.audit import left, rows_of, sampled, stack_of
 from waitfold.backends import CLIENT, POSTMASTER
@@ -223,10 +224,15 @@ def query_stretches(joined: Joined) -> Stretches:
     type_, _ = _types(joined, segments.pid)
     query = segments.query
     kept = (type_ == 0) & (query != UNKNOWN) & (query != NONE)
-    codes, key = np.unique(query, return_inverse=True)
+    codes, row = np.unique(query, return_inverse=True)
     table = joined.queries.table
-    keys: list[Key] = [(FOREGROUND, table[code].text) for code in codes.tolist()]
-    counted = [code != IDLE_IN_TRANSACTION for code in codes.tolist()]
+    # Queries that differ in their constants alone are one; one text may be with an id and without.
+    texts = [shape(table[code].text) for code in codes.tolist()]
+    place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    key = np.array([place[text] for text in texts], np.int64)[row]
+    keys: list[Key] = [(FOREGROUND, text) for text in place]
+    idle = table[IDLE_IN_TRANSACTION].text
+    counted = [text != idle for text in place]
     return _joined(segments, key, keys, counted, kept, query != UNKNOWN)
 
 
