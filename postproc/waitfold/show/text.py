@@ -402,8 +402,8 @@ def _residual(account: Account) -> str:
     text += "."
     if account.guessed:
         text += (
-            f" There is no sample for {account.guessed} of the {len(account.joined.sleeps)} times that "
-            "a process came back onto a CPU: when it was next seen to run stands instead."
+            f" There is no sample for {account.guessed} of the {len(account.joined.sleeps)} times "
+            "that a process came back onto a CPU: when it was next seen to run stands instead."
         )
     return text
 
