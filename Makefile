@@ -37,7 +37,7 @@ deps: .venv/.stamp ## system packages, and .venv/ with .venv/bin/waitfold
 	    { echo "waitfold's post-processor needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	npm install --silent --no-save --ignore-scripts --prefix .venv/npm $(SPEEDSCOPE)
+	npm install --loglevel=error --no-audit --no-fund --no-save --ignore-scripts --prefix .venv/npm $(SPEEDSCOPE) >/dev/null
 	touch $@
 
 # Everything lies together, and the commands find the rest beside their real place.
