@@ -22,6 +22,7 @@ from waitfold.pair import END, LOST, START, Intervals
 from waitfold.perfdata import PerfData
 from waitfold.profile import UNKNOWN, Frames, Traces, read_traces
 from waitfold.queries import IDLE_IN_TRANSACTION
+from waitfold.queries import UNKNOWN as NO_QUERY
 from waitfold.sched import SAMPLE, SWITCH
 from waitfold.symbols import captured_symbols
 from waitfold.waitevents import is_idle
@@ -288,7 +289,7 @@ def interval_tables(joined: Joined, progress: Progress | None = None) -> Iterato
         values, value = np.unique(batch.value, return_inverse=True)
         labels = [joined.capture.events.label(one) for one in values.tolist()]
         at = places.latest(batch.tid, batch.start_ns)
-        code = np.where(at >= 0, joined.segments.query[at], -1)
+        code = _at(joined.segments.query, at, NO_QUERY)
         codes, query = np.unique(code, return_inverse=True)
         ids = [table[one].query_id or None if one >= 0 else None for one in codes.tolist()]
         texts = [query_text(joined, one) for one in codes.tolist()]
@@ -315,12 +316,23 @@ def interval_tables(joined: Joined, progress: Progress | None = None) -> Iterato
 def _split(parts: _Parts | None, batch: Intervals, at: NDArray[np.int64]) -> list[Any]:
     if parts is None:
         return [pa.nulls(len(batch), pa.int64())] * 3
-    unknown = at < 0
-    end = batch.start_ns + batch.dur_ns
-    return [
-        pa.array(parts.inside(state, batch.tid, batch.start_ns, end), mask=unknown)
-        for state in (BLOCKED, RUN_QUEUE, ON_CPU)
-    ]
+    known = np.flatnonzero(at >= 0)
+    start, tid = batch.start_ns[known], batch.tid[known]
+    end = start + batch.dur_ns[known]
+    columns = []
+    for state in (BLOCKED, RUN_QUEUE, ON_CPU):
+        time = np.zeros(len(batch), np.int64)
+        time[known] = parts.inside(state, tid, start, end)
+        columns.append(pa.array(time, mask=at < 0))
+    return columns
+
+
+def _at(column: NDArray[Any], rows: NDArray[np.int64], missing: int) -> NDArray[Any]:
+    """Return what a column has in some rows, `missing` for row -1."""
+    found = np.full(len(rows), missing, column.dtype)
+    known = rows >= 0
+    found[known] = column[rows[known]]
+    return found
 
 
 def query_text(joined: Joined, code: int) -> str | None:
@@ -403,8 +415,8 @@ def samples(joined: Joined, traces: Traces | None) -> Samples:
     time, pid, tid, on_cpu, dur, ready, stack = (column[order] for column in joint)
     # A process's wait event is that of its first thread.
     at = places.latest(tid, time)
-    value = np.where(at >= 0, segments.value[at], UNSEEN).astype(np.uint32)
-    query = np.where(at >= 0, segments.query[at], -1).astype(np.int32)
+    value = _at(segments.value, at, UNSEEN)
+    query = _at(segments.query, at, NO_QUERY)
     return Samples(time, pid, tid, on_cpu, dur, ready, value, query, stack, frames)
 
 

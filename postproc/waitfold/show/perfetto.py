@@ -48,9 +48,11 @@ def write_perfetto(recording: Recording, file: IO[bytes]) -> None:
         trace.process(pid, process_name(joined, pid))
     threads: set[int] = set()
     for batch in intervals(joined.capture, recording.progress)[1]:
-        for tid, pid in sorted(set(zip(batch.tid.tolist(), batch.pid.tolist(), strict=True))):
+        tids, rows = np.unique(batch.tid, return_index=True)
+        for tid, pid in zip(tids.tolist(), batch.pid[rows].tolist(), strict=True):
             if tid not in threads:
                 threads.add(tid)
+                trace.process(pid, process_name(joined, pid))
                 own = "waits" if tid == pid else f"waits of thread {tid}"
                 trace.track(8 * tid + _WAITS, 8 * pid + _PROCESS, own, _WAITS)
         # Apart by flags, and yet in order: those of one track may touch.
@@ -116,7 +118,7 @@ class _Perfetto:
     def __init__(self, file: IO[bytes], start_ns: int) -> None:
         self._file = file
         self._iids: dict[tuple[int, str], int] = {}
-        self._new = b""
+        self._processes: set[int] = set()
         clock = _field(1, _field(1, _MONOTONIC) + _field(2, start_ns)) + _field(2, _MONOTONIC)
         self.write(_field(6, clock), flags=0)  # ClockSnapshot.clocks, primary_trace_clock
         # PerfSampleDefaults.timebase: frequency, name
@@ -129,7 +131,10 @@ class _Perfetto:
         self._file.write(_field(1, packet))
 
     def process(self, pid: int, name: str) -> None:
-        """Write the track of a process."""
+        """Write the track of a process, once."""
+        if pid in self._processes:
+            return
+        self._processes.add(pid)
         # ProcessDescriptor: pid, process_name
         about = _field(3, _field(1, pid) + _field(6, name)) + _field(11, _EXPLICIT)
         self.write(_field(60, _field(1, 8 * pid + _PROCESS) + about))
