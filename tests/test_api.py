@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from nbclient import NotebookClient
 import waitfold
 from waitfold.errors import WaitfoldError
 from waitfold.join import ON_CPU
+from waitfold.show.export import WRITERS
 
 MIXED = ROOT / "tests/data/mixed"
 TABLES = ["events", "intervals", "samples", "backends"]
@@ -114,6 +117,20 @@ def test_samples(whole_capture: Path) -> None:
 
 
 BUSY = "SELECT sum(n % 7) FROM generate_series(1, 1000000) AS n;"
+
+
+def test_empty_window(tmp_path: Path) -> None:
+    """A recording that ended when it began gives empty tables and exports."""
+    capture = tmp_path / "capture"
+    shutil.copytree(MIXED, capture)
+    text = (capture / "manifest").read_text()
+    start = re.search(r"^start_ns\t(\d+)$", text, re.M)
+    assert start
+    (capture / "manifest").write_text(re.sub(r"(?m)^end_ns\t.*$", f"end_ns\t{start[1]}", text))
+    recording = waitfold.load(capture)
+    assert recording.intervals.empty and recording.samples.empty
+    for write in WRITERS.values():
+        write(recording, io.BytesIO())
 
 
 def test_lazy(tmp_path: Path) -> None:

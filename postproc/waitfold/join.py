@@ -184,7 +184,7 @@ class Places:
 
     def __init__(self, ids: NDArray[np.int32], times: NDArray[np.int64]) -> None:
         distinct, heads = np.unique(ids, return_index=True)
-        ends = np.append(heads[1:], len(ids)).tolist()
+        ends = np.append(heads[1:], len(ids))[: len(heads)].tolist()
         self._times = times
         spans = zip(heads.tolist(), ends, strict=True)
         self._rows = dict(zip(distinct.tolist(), spans, strict=True))
