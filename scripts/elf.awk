@@ -1,4 +1,4 @@
-# elf.awk - reads an ELF file with od: symbols, entries of functions, build-id, SDT notes, file offsets.
+# elf.awk - reads an ELF file with od: symbols, entries of functions, build-id and SDT notes.
 #
 # Run by elf.bash with -v verb=... -v word=... and the file's name in the environment's ELF. Prints its
 # answer and exits 0; or exits 1 and prints why not, as what is to follow the file's name.
@@ -14,7 +14,6 @@ BEGIN {
     else if (verb == "build-id") build_id()
     else if (verb == "symbol") symbol()
     else if (verb == "entry") entry()
-    else if (verb == "offset") offset()
     else if (verb == "links") links()
     else if (verb == "symbols") symbols()
     exit 0
@@ -145,13 +144,6 @@ function offset_of(address,    i) {
         if (Segment_type[i] == 1 && address >= Segment_address[i] && address < Segment_address[i] + Segment_size[i])
             return address - Segment_address[i] + Segment_offset[i]
     return -1
-}
-
-function offset(    n) {
-    read_segments()
-    n = offset_of(word + 0)
-    if (n < 0) fail("has no byte at address " hex(word + 0))
-    print decimal(n)
 }
 
 # A note is: length of its name, length of its description, type; name; description; each padded to 4 bytes.

@@ -40,11 +40,6 @@ symbol_address() {
     fi
 }
 
-# file_offset FILE ADDRESS: sets REPLY to where in FILE the byte is that has this address, both in decimal.
-file_offset() {
-    ask_elf "$1" offset "$2" || die "\"$1\" $REPLY"
-}
-
 # function_entry FILE FUNCTION: sets PLACE and OFFSET, in hexadecimal, to the address and the file's offset of the instruction where a
 # probe sees each call of a function and its arguments; returns 1 when FILE does not define FUNCTION.
 function_entry() {

@@ -226,17 +226,6 @@ def test_local_symbol(awk: dict[str, str], tmp_path: Path) -> None:
     assert shell('symbol_address "$@" || echo none', path, "hidden", env=awk).stdout == "none\n"
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_file_offset(path: Path, awk: dict[str, str]) -> None:
-    """Addresses become offsets through the segments; one without a byte in the file is refused."""
-    for start, offset, size in segments(path):
-        answer = shell('file_offset "$@"; echo "$REPLY"', path, start + size - 1, env=awk)
-        assert int(answer.stdout) == offset + size - 1
-    answer = shell('file_offset "$@"', path, 2**40, env=awk)
-    assert answer.returncode == 1
-    assert answer.stderr.endswith(f'"{path}" has no byte at address 0x10000000000\n')
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -338,7 +327,6 @@ def test_no_section_headers(program: Path, awk: dict[str, str], tmp_path: Path) 
         assert answer.returncode == 1
         assert f'"{bare}" has no section headers: install the packaged file' in answer.stderr
     assert shell('build_id_of "$1"', bare).stdout == shell('build_id_of "$1"', program).stdout
-    assert shell('file_offset "$1" 0; echo "$REPLY"', bare).stdout == "0\n"
 
 
 def test_not_elf(awk: dict[str, str], tmp_path: Path) -> None:
