@@ -18,9 +18,11 @@ import pytest
 from conftest import ROOT, Recorder, known_sites, running_cluster, waitfold
 from numpy.typing import NDArray
 
+from waitfold.account import BUSY, account
 from waitfold.capture import Naming, open_capture
 from waitfold.cli import main
-from waitfold.diff import SLICES, Row, Side, Stretches, _spread, compare
+from waitfold.diff import SLICES, Row, Side, Stretches, _spread, compare, read_side
+from waitfold.join import join
 
 SAMPLE = ROOT / "samples/pgbench-cold-reads"
 CAPTURE = open_capture(SAMPLE, Naming())
@@ -130,6 +132,47 @@ def test_same_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert said["per"] == "second"
     assert not any(row["significant"] for row in said["rows"])
     assert any(row["judged"] and row["time"]["difference"] == 0 for row in said["rows"])
+
+
+def unchanged(capture: Path, by: str, capsys: pytest.CaptureFixture[str]) -> Side:
+    """A capture in slices, by what it does not differ from itself."""
+    assert main(["diff", str(capture), str(capture), "--by", by, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows and not any(row["significant"] for row in rows)
+    one = read_side(open_capture(capture, Naming()), by)
+    assert len(set(one.keys)) == len(one.keys)
+    assert (one.time >= 0).all()
+    return one
+
+
+def test_same_queries(whole_capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By query a capture does not differ from itself, and the times are those of the report."""
+    one = unchanged(whole_capture, "query", capsys)
+    accounted = account(join(one.capture))
+    wanted = {
+        row.names[0]: row.busy.total + row.idle_ns + row.in_transaction_ns
+        for row in accounted.by(["query"], accounted.of("foreground"))
+    }
+    found = dict(zip((key[1] for key in one.keys), one.time.sum(axis=0).tolist(), strict=True))
+    assert found.keys() >= {"SELECT pg_sleep(?);", "(idle in transaction)"}
+    assert wanted.keys() - found.keys() <= {"(none)", "(not known)"}
+    assert found == pytest.approx({name: wanted[name] for name in found})
+
+
+def test_same_stacks(whole_capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By stack a capture does not differ from itself; times are those of the report, and fold."""
+    one = unchanged(whole_capture, "stack", capsys)
+    on = np.array([key[-1] == "[on-CPU]" for key in one.keys])
+    time = one.time.sum(axis=0)
+    accounted = account(join(one.capture))
+    busy = accounted.cells.take(accounted.cells.kind == BUSY).times()
+    # A few have no stack: those that began before the window did.
+    assert time[~on].sum() == pytest.approx(busy.blocked + busy.run_queue, rel=0.02)
+    assert main(["fold", str(whole_capture), "--kind", "oncpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sampled = sum(int(line.rpartition(" ")[2]) for line in lines)
+    # What the first samples stand for began before the window did.
+    assert time[on].sum() == pytest.approx(sampled, abs=3e7)
 
 
 @pytest.mark.parametrize(

@@ -604,7 +604,7 @@ def _aligned(side: Side, keys: list[Key]) -> Side:
 
     def aligned(of: Floats) -> Floats:
         wide = np.zeros((SLICES, len(keys)))
-        wide[:, columns] = of
+        np.add.at(wide, (slice(None), columns), of)
         return wide
 
     return replace(
