@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from waitfold.errors import WaitfoldError
-from waitfold.waitevents import CLIENT_READ, WaitEvents, is_idle
+from waitfold.waitevents import CLIENT_READ, WaitEvents, is_idle, is_idle_wait
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,10 @@ def test_merged() -> None:
 
 
 def test_idle() -> None:
-    """Idle is Client:ClientRead and the Activity class."""
-    assert [v for v in (0x06000000, 0x05000003, 0x06000001, 0x0A000001) if is_idle(v)] == [
-        0x06000000,
-        0x05000003,
-    ]
+    """Idle is Client:ClientRead and the Activity class; 0 is idle of an interval alone."""
+    values = (0, 0x06000000, 0x05000003, 0x06000001, 0x0A000001)
+    assert [value for value in values if is_idle_wait(value)] == [0x06000000, 0x05000003]
+    assert [value for value in values if is_idle(value)] == [0, 0x06000000, 0x05000003]
 
 
 @pytest.mark.parametrize("text", ["", "fifteen", "15.", "15.1.2", "v15"])

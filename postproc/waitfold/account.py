@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from waitfold.backends import POSTMASTER
 from waitfold.join import BLOCKED, UNKNOWN, UNSEEN, Joined, Segments
 from waitfold.queries import IDLE_IN_TRANSACTION
 from waitfold.queries import UNKNOWN as NO_QUERY
 from waitfold.sched import GUESSED
-from waitfold.waitevents import CLIENT_READ, is_idle
+from waitfold.waitevents import CLIENT_READ, is_idle_wait
 
 DIMENSIONS = ("backend", "query", "event", "database", "user", "application")
 """What time can be told apart by."""
@@ -197,16 +196,13 @@ def shape(text: str) -> str:
 def account(joined: Joined) -> Account:
     """Sum up a capture's segments.
 
-    Idle is what is_idle() says, and the postmaster while it is blocked, which reports no waits.
-    Where queries were recorded, Client:ClientRead is idle only in no query: in a
+    Idle is what is_idle_wait() says, and the postmaster while it is blocked, which reports no
+    waits. Where queries were recorded, Client:ClientRead is idle only in no query: in a
     transaction it is idle in transaction, and in a query the wait for more of its data.
     """
-    postmasters = np.array(
-        [pid for pid, who in joined.backends.items() if who.type == POSTMASTER], np.int32
-    )
     sums: dict[tuple[int, int, int, int], NDArray[np.int64]] = {}
     for chunk in _chunks(joined.segments):
-        kind = _kinds(chunk, postmasters)
+        kind = _kinds(chunk, joined.postmasters)
         for key, ns in _sums(chunk, kind):
             if key in sums:
                 sums[key] += ns
@@ -237,10 +233,10 @@ def _chunks(segments: Segments) -> Iterator[Segments]:
         yield segments.take(slice(head, head + _CHUNK))
 
 
-def _kinds(rows: Segments, postmasters: NDArray[np.int32]) -> NDArray[np.uint8]:
+def _kinds(rows: Segments, postmasters: list[int]) -> NDArray[np.uint8]:
     """Return whether each row is BUSY, IDLE or IN_TRANSACTION."""
     reads = rows.value == CLIENT_READ
-    kind = np.where(is_idle(rows.value) & (rows.value != 0), np.uint8(IDLE), np.uint8(BUSY))
+    kind = np.where(is_idle_wait(rows.value), np.uint8(IDLE), np.uint8(BUSY))
     kind[reads & (rows.query == IDLE_IN_TRANSACTION)] = IN_TRANSACTION
     kind[reads & (rows.query > IDLE_IN_TRANSACTION)] = BUSY
     waits = (rows.run == BLOCKED) | (rows.run == UNKNOWN)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.account import Account
-from waitfold.backends import POSTMASTER
 from waitfold.join import BLOCKED, UNSEEN, Places, Segments
 from waitfold.profile import Traces
 from waitfold.sched import SAMPLE, SWITCH, Sleeps
@@ -70,8 +69,7 @@ def unexplained(account: Account, traces: Traces) -> list[Unexplained]:
     joined = account.joined
     rows = joined.segments
     blocked = np.flatnonzero((rows.run == BLOCKED) & (rows.value == 0) & (rows.sleep >= 0))
-    others = [pid for pid, who in joined.backends.items() if who.type == POSTMASTER]
-    rows = rows.take(blocked[~np.isin(rows.pid[blocked], others)])
+    rows = rows.take(blocked[~np.isin(rows.pid[blocked], joined.postmasters)])
     sleeps, sleep = np.unique(rows.sleep, return_inverse=True)
     ns = np.bincount(sleep, rows.dur_ns, len(sleeps)).astype(np.int64)
     trace = left(joined.sleeps.take(sleeps.astype(np.int64)), traces)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from waitfold.account import shape
 from waitfold.analysis import Progress, set_intervals
 from waitfold.audit import left, rows_of, sampled, stack_of
-from waitfold.backends import CLIENT, POSTMASTER
+from waitfold.backends import CLIENT
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.join import UNSEEN, Joined, Segments, join
@@ -27,7 +27,7 @@ from waitfold.profile import Traces, read_traces
 from waitfold.queries import IDLE_IN_TRANSACTION, NONE, UNKNOWN
 from waitfold.sched import SAMPLE, SWITCH
 from waitfold.symbols import captured_symbols
-from waitfold.waitevents import is_idle
+from waitfold.waitevents import is_idle_wait
 
 SLICES = 40
 """Slices of a window: enough to know a spread by, and as long as that allows."""
@@ -206,7 +206,7 @@ def event_stretches(joined: Joined) -> Stretches:
     segments, events = joined.segments, joined.capture.events
     type_, names = _types(joined, segments.pid)
     value = segments.value
-    kept = np.where(value == 0, type_ == 0, ~is_idle(value) & (value != UNSEEN))
+    kept = np.where(value == 0, type_ == 0, ~is_idle_wait(value) & (value != UNSEEN))
     codes, key = np.unique(type_ << 32 | value, return_inverse=True)
     of_event = [(names[code >> 32], code & 0xFFFF_FFFF) for code in codes.tolist()]
     keys: list[Key] = [(name, *(events.label(v) if v else (NO_WAIT,))) for name, v in of_event]
@@ -259,9 +259,8 @@ def stack_stretches(joined: Joined) -> Stretches:
     if len(asleep):
         trace[asleep] = left(sleeps, traces)[segments.sleep[asleep]]
     key = stacks.keys_of(segments.pid, trace, segments.value)
-    idle = (segments.value != 0) & is_idle(segments.value)
-    postmasters = [pid for pid, who in joined.backends.items() if who.type == POSTMASTER]
-    idle |= (segments.value == UNSEEN) | np.isin(segments.pid, postmasters)
+    idle = is_idle_wait(segments.value) | np.isin(segments.pid, joined.postmasters)
+    idle |= segments.value == UNSEEN
     kept = (trace >= 0) & ~idle
     off = _joined(segments, key, stacks.keys, [True] * len(stacks.keys), kept, trace >= -1)
 
@@ -604,7 +603,7 @@ def _aligned(side: Side, keys: list[Key]) -> Side:
 
     def aligned(of: Floats) -> Floats:
         wide = np.zeros((SLICES, len(keys)))
-        np.add.at(wide, (slice(None), columns), of)
+        np.add.at(wide.T, columns, of.T)
         return wide
 
     return replace(

@@ -92,6 +92,11 @@ class Joined:
     asked: bool
     lost: int
 
+    @property
+    def postmasters(self) -> list[int]:
+        """Return the processes that report no waits: they block for nothing but something to do."""
+        return [pid for pid, who in self.backends.items() if who.type == POSTMASTER]
+
 
 def join(capture: Capture, progress: Progress | None = None) -> Joined:
     """Read a capture through and join what it holds of each of the server's processes.

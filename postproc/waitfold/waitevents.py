@@ -145,7 +145,16 @@ def is_idle(value: int | NDArray[np.uint32]) -> bool | NDArray[np.bool_]:
 
     0 is the wait of which only the end was seen (pair.Intervals).
     """
-    return (value == CLIENT_READ) | (value == 0) | (value >> 24 == _ACTIVITY)
+    return (value == 0) | is_idle_wait(value)
+
+
+@overload
+def is_idle_wait(value: int) -> bool: ...
+@overload
+def is_idle_wait(value: NDArray[np.uint32]) -> NDArray[np.bool_]: ...
+def is_idle_wait(value: int | NDArray[np.uint32]) -> bool | NDArray[np.bool_]:
+    """Whether this is ClientRead or of the Activity class; of segments, where 0 is no wait."""
+    return (value == CLIENT_READ) | (value >> 24 == _ACTIVITY)
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from waitfold.account import shape
 from waitfold.analysis import Analysis, SetAnalysis
 from waitfold.audit import left, rows_of
-from waitfold.backends import POSTMASTER
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Places, Segments
@@ -30,7 +29,7 @@ from waitfold.queries import UNKNOWN as UNKNOWN_QUERY
 from waitfold.sched import SAMPLE, SWITCH
 from waitfold.show import palette
 from waitfold.show.text import one_line
-from waitfold.waitevents import is_idle
+from waitfold.waitevents import is_idle_wait
 
 # Where Debian's libdevel-nytprof-perl keeps FlameGraph's script.
 DEBIAN_FLAMEGRAPH = Path("/usr/share/perl5/Devel/NYTProf/flamegraph.pl")
@@ -154,10 +153,7 @@ def folded_times(joined: Joined, traces: Traces, kind: Kind, shown: Shown) -> st
     columns: list[NDArray[Any]] = [np.concatenate(parts) for parts in zip(*of, strict=True)]
     rows = _Rows(*columns)
     if not shown.idle:
-        idle = (rows.value != 0) & is_idle(rows.value)
-        # It reports no waits and blocks for nothing but something to do.
-        postmasters = [pid for pid, who in joined.backends.items() if who.type == POSTMASTER]
-        idle |= np.isin(rows.pid, postmasters)
+        idle = is_idle_wait(rows.value) | np.isin(rows.pid, joined.postmasters)
         keep = np.flatnonzero(~((rows.run == BLOCKED) & idle))
         columns = [column[keep] for column in rows]
         rows = _Rows(*columns)

@@ -15,7 +15,7 @@ from waitfold.backends import UNKNOWN as UNKNOWN_TYPE
 from waitfold.backends import Backend
 from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Segments
 from waitfold.show.text import one_line
-from waitfold.waitevents import is_idle
+from waitfold.waitevents import is_idle_wait
 
 STATES = {ON_CPU: "on-CPU", RUN_QUEUE: "run queue", BLOCKED: "blocked"}
 """What the scheduler does with a process, as the exports call it."""
@@ -63,9 +63,10 @@ def query_name(joined: Joined, code: int) -> str | None:
 
 
 def by_time(joined: Joined) -> list[int]:
-    """Return the processes, that first which spent most time other than in idle waits."""
+    """Return the processes, that first which was known to be not idle for most."""
     segments = joined.segments
-    busy = np.where(~is_idle(segments.value) & (segments.value != UNSEEN), segments.dur_ns, 0)
+    idle = is_idle_wait(segments.value) | np.isin(segments.pid, joined.postmasters)
+    busy = np.where(idle | (segments.value == UNSEEN), 0, segments.dur_ns)
     pids, place = np.unique(segments.pid, return_inverse=True)
     time = np.bincount(place, busy, len(pids))
     return [int(pid) for pid in pids[np.argsort(-time, kind="stable")]]
