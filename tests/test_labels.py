@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import shutil
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
+from waitfold import probeset
 from waitfold.analysis import analyse, analyse_set, set_intervals
 from waitfold.capture import Capture, Naming, open_capture
 from waitfold.errors import Misuse, PerfDataError, WaitfoldError
@@ -280,6 +283,15 @@ def test_others() -> None:
         np.array([Codes.OTHERS, 0, 2], np.uint32), np.array([ENDED | 5, ENDED | 5, ENDED | 1])
     )
     assert [called(one, code) for code in values.tolist()] == ["others", "unseen", "others"]
+
+
+@pytest.fixture(autouse=True)
+def sets_as_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe sets, but query with the one static probe that it had in data/sets."""
+    folder = tmp_path / "probes"
+    shutil.copytree(ROOT / "probes", folder)
+    shutil.copy(DATA / "sets/query.set", folder)
+    monkeypatch.setattr(probeset, "probes_dir", lambda: folder)
 
 
 @pytest.fixture
