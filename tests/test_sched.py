@@ -100,6 +100,30 @@ def test_before_the_first(
     assert not unknown
 
 
+@pytest.mark.parametrize(
+    ("earlier", "expected"),
+    [
+        ([(A, 53, OUT)], (A, 100, 331, 331, START)),
+        ([(A, 53, OUT), (A, 59, WOKEN)], (A, 100, 100, 331, START)),
+        ([(A, 53, YIELD)], (A, 100, 100, 331, START)),
+    ],
+)
+def test_before_the_window(earlier: list[tuple[int, int, int]], expected: tuple[int, ...]) -> None:
+    """What was seen last before the window holds at its start."""
+    assert run([*earlier, (A, 331, IN)]) == ([expected], [])
+    # Who came then ran; a loss in between leaves nothing to go by.
+    assert run([*earlier, (A, 61, IN), (A, 401, OUT)])[0] == [(A, 401, 1000, 1000, END)]
+    assert run([*earlier, (A, 401, OUT)], gaps=[(61, 67)])[0] == [(A, 401, 1000, 1000, END)]
+
+
+def test_in_a_wait_at_the_start() -> None:
+    """Who was in a wait and then leaves the CPU had left it before; he came when he next stored."""
+    assert run([(A, 331, OUT)], waiting=[A], stored=[307])[0] == [
+        (A, 100, 307, 307, START | GUESSED),
+        (A, 331, 1000, 1000, END),
+    ]
+
+
 def test_open_at_the_end() -> None:
     """Who is off the CPU at the window's end is so until then."""
     assert run([(A, 211, OUT)]) == ([(A, 211, 1000, 1000, END)], [])

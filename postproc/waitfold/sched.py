@@ -278,8 +278,10 @@ def off_cpu(
 
     - A wakeup counts if it is the first after its thread has left the CPU to block.
     - A process that was born waits for a CPU until it first gets one.
-    - After the window's start or a gap, what is seen first tells what was before: who leaves the
-      CPU ran; who comes waited for it, and until he was woken was blocked.
+    - What was seen last before the window holds at its start.
+    - After a gap, and at the window's start of whom nothing was seen before, what is seen first
+      tells what was before: who leaves the CPU ran; who comes waited for it, and until he was woken
+      was blocked. But who was in a wait had left the CPU.
     - Of whom nothing is seen in the whole window, he was blocked if no sample saw him run, or,
       where none were taken, if he was in a wait. If samples saw him run, he ran.
     - Where a thread leaves the CPU twice, that it came in between has no sample: it is one of
@@ -287,7 +289,7 @@ def off_cpu(
       It came when it was next seen to run, by a sample or a store, or when it left: GUESSED.
     - Where it comes twice, it is not known when it left.
     """
-    tid, time, kind = _rows(switches, lives, gaps)
+    tid, time, kind = _rows(switches, lives, gaps, waiting)
     tid, time, kind, guessed = _come(tid, time, kind, switches.sampled, stored)
     state = _states(tid, time, kind, switches.sampled, waiting)
 
@@ -300,6 +302,8 @@ def off_cpu(
     wake = np.where(runnable, time[first], np.where(woken, time[first + 1], ends))
     flags = np.zeros(len(first), np.uint8)
     flags[(kind[first] == _BORN) | (kind[first] == _SINCE)] = START
+    # What stands for what had happened before the window.
+    flags[(kind[first - 1] == _SINCE) & (time[first - 1] == time[first])] = START
     flags[(kind[first] == _RESUMED) | (kind[last] == _GAP)] |= LOST
     flags[kind[last] == _UNTIL] |= END
     flags[guessed[last]] |= GUESSED
@@ -311,7 +315,7 @@ def off_cpu(
 
 
 def _rows(
-    switches: Switches, lives: Lives, gaps: NDArray[np.int64]
+    switches: Switches, lives: Lives, gaps: NDArray[np.int64], waiting: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]:
     """Return all that happened to each thread and means something: tid, time, kind, in order."""
     n = len(lives.tid)
@@ -350,6 +354,9 @@ def _rows(
     order = np.lexsort((kind, time, tid))
     tid, time, kind = tid[order], time[order], kind[order]
     del order
+    earlier, was = _earlier(tid, time, kind, gaps, waiting)
+    time = np.insert(time, earlier + 1, time[earlier])
+    tid, kind = np.insert(tid, earlier + 1, tid[earlier]), np.insert(kind, earlier + 1, was)
 
     # Only within a life and outside of gaps.
     seen = (kind >= _OUT) & (kind <= _IN)
@@ -374,6 +381,38 @@ def _rows(
     kept = np.ones(len(kind), np.bool_)
     kept[wakeups[~counts]] = False
     return tid[kept], time[kept], kind[kept]
+
+
+def _earlier(
+    tid: NDArray[np.int32],
+    time: NDArray[np.int64],
+    kind: NDArray[np.uint8],
+    gaps: NDArray[np.int64],
+    waiting: NDArray[np.int32],
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return rows where the window begins, and what had happened last before it, where known.
+
+    Perf records some time before. Of whom nothing was seen then, but that he was in a wait when the
+    window began and then left the CPU: he had left it before, and that he came has no sample.
+    """
+    rows: list[int] = []
+    was: list[int] = []
+    in_wait = set(waiting.tolist())
+    for row in np.flatnonzero(kind == _SINCE).tolist():
+        thread, last = tid[row], row - 1
+        while last >= 0 and tid[last] == thread and kind[last] == _WOKEN:
+            last -= 1
+        seen = last >= 0 and tid[last] == thread and _OUT <= kind[last] <= _IN
+        if seen and not ((gaps[:, 0] < time[row]) & (gaps[:, 1] > time[last])).any():
+            rows.append(row)
+            was.append(int(kind[last]))
+            if kind[last] == _OUT and last < row - 1:
+                rows.append(row)
+                was.append(_WOKEN)
+        elif int(thread) in in_wait and kind[row + 1] in (_OUT, _YIELD):
+            rows.append(row)
+            was.append(_OUT)
+    return np.array(rows, np.int64), np.array(was, np.uint8)
 
 
 def _come(
