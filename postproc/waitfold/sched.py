@@ -295,6 +295,7 @@ def off_cpu(
 
     off = (state == _SLEPT) | (state == _READY)
     first = np.flatnonzero(off & (kind != _WOKEN))
+    first = first[(kind[first] != _SINCE) | (time[first + 1] > time[first])]
     woken = kind[first + 1] == _WOKEN
     last = first + 1 + woken
     ends = time[last]
