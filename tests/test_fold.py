@@ -14,12 +14,13 @@ import pytest
 from conftest import Cluster, Recorder, waitfold
 
 from waitfold import perfscript
+from waitfold.audit import profile_events
 from waitfold.capture import Naming, open_capture
 from waitfold.errors import WaitfoldError
 from waitfold.join import ON_CPU, Joined, join
 from waitfold.profile import Traces, read_traces
 from waitfold.show import fold
-from waitfold.show.fold import KINDS, Shown, folded_times, profiled
+from waitfold.show.fold import KINDS, Shown, folded_times
 from waitfold.symbols import captured_symbols
 
 NAP = "SELECT pg_sleep(0.05) AS nap"
@@ -61,7 +62,7 @@ def recording(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Rec
         waiter.wait()
         assert recorder.end() == 0, recorder.said
     opened = open_capture(capture, Naming())
-    data, events = profiled(opened, KINDS["wall"])
+    data, events = profile_events(opened, KINDS["wall"].events)
     traces = read_traces(data, events, captured_symbols(capture))
     return Recording(capture, join(opened), traces)
 
@@ -176,7 +177,7 @@ def test_what_was_not_recorded(recording: Recording, tmp_path: Path) -> None:
     """What a capture lacks is said with what to type, and options that go with nothing."""
     mixed = Path(__file__).parent / "data" / "mixed"
     answer = waitfold("fold", mixed, "--kind", "wall")
-    assert answer.returncode == 2 and "waitfold record --with oncpu,offcpu" in answer.stderr
+    assert answer.returncode == 2 and "waitfold record --with offcpu,oncpu" in answer.stderr
     answer = waitfold("fold", mixed, "--event")
     assert answer.returncode == 2 and "--kind oncpu" in answer.stderr
     answer = waitfold("fold", recording.capture, "--kind", "oncpu", "--set", "query")

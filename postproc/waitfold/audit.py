@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.account import Account
+from waitfold.capture import Capture
+from waitfold.errors import Misuse
 from waitfold.join import BLOCKED, UNSEEN, Places, Segments
+from waitfold.perfdata import Event, PerfData
 from waitfold.profile import Traces
 from waitfold.sched import SAMPLE, SWITCH, Sleeps
 
@@ -23,6 +27,8 @@ _WAY = frozenset(
         "PostmasterMain",
     )
 )  # fmt: skip
+
+_PROFILES = {SWITCH: "offcpu", SAMPLE: "oncpu"}
 
 FRAMES = 10
 """Stacks are told apart by so many frames: their callers are many, and what they did is one."""
@@ -59,6 +65,25 @@ class Burnt:
     def sampled(self) -> int:
         """Return the number of samples."""
         return sum(count for _, count in self.samples)
+
+
+def profile_events(capture: Capture, needed: Collection[str] = ()) -> tuple[PerfData, list[Event]]:
+    """Return a capture's file with stacks, and the events SAMPLE and SWITCH of it, or those needed.
+
+    Raises
+    ------
+    Misuse
+        One that is needed was not recorded, or neither.
+
+    """
+    data = capture.files[0]
+    held = data.events if isinstance(data, PerfData) else []
+    # The first of each name: the second sched_switch is who comes, and has no stacks.
+    firsts = {event.name: event for event in reversed(held) if event.name in _PROFILES}
+    if not isinstance(data, PerfData) or not firsts or not firsts.keys() >= set(needed):
+        with_ = ",".join(_PROFILES[name] for name in _PROFILES if name in (needed or _PROFILES))
+        raise Misuse(f"{capture.path} was recorded without: waitfold record --with {with_} ...")
+    return data, [firsts[name] for name in needed or firsts]
 
 
 def unexplained(account: Account, traces: Traces) -> list[Unexplained]:

@@ -28,7 +28,7 @@ from waitfold.join import join
 from waitfold.perfdata import PerfData
 from waitfold.profile import read_traces
 from waitfold.queries import SET as QUERY_SET
-from waitfold.sched import SAMPLE, SWITCH, has_switches
+from waitfold.sched import has_switches
 from waitfold.show import diff as show_diff
 from waitfold.show import fold, text
 from waitfold.show.timeline import timeline
@@ -407,16 +407,9 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _audit(capture: Capture, as_json: bool) -> None:
-    held = [event for f in capture.files if isinstance(f, PerfData) for event in f.events]
-    # The first of each name: the second sched_switch is who comes, and has no stacks.
-    firsts = {event.name: event for event in reversed(held) if event.name in (SWITCH, SAMPLE)}
-    data = capture.files[0]
-    if not firsts or not isinstance(data, PerfData):
-        raise Misuse(
-            f"{capture.path} was recorded without: waitfold record --with offcpu,oncpu ..."
-        )
+    data, events = audit.profile_events(capture)
     accounted = account(join(capture, _progress()))
-    traces = read_traces(data, [*firsts.values()], captured_symbols(capture.path))
+    traces = read_traces(data, events, captured_symbols(capture.path))
     blocked, burnt = audit.unexplained(accounted, traces), audit.burnt(accounted, traces)
     if as_json:
         sys.stdout.write(text.audit_json(blocked, burnt))
@@ -526,7 +519,7 @@ def _time_stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
     """Fold the on-CPU and off-CPU time of a capture's processes."""
     capture = _open(options)
     kind = fold.KINDS[options.kind]
-    data, events = fold.profiled(capture, kind)
+    data, events = audit.profile_events(capture, kind.events)
     if options.query and "query" not in capture.sets:
         raise Misuse(f"{capture.path} was recorded without queries: waitfold record --with query")
     joined = join(capture, _progress())

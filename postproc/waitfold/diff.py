@@ -16,16 +16,15 @@ from numpy.typing import NDArray
 
 from waitfold.account import shape
 from waitfold.analysis import Progress, set_intervals
-from waitfold.audit import left, rows_of, sampled, stack_of
+from waitfold.audit import left, profile_events, rows_of, sampled, stack_of
 from waitfold.backends import CLIENT
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.join import UNSEEN, Joined, Segments, join
 from waitfold.pair import END, LOST
-from waitfold.perfdata import PerfData
 from waitfold.profile import Traces, read_traces
 from waitfold.queries import IDLE_IN_TRANSACTION, NONE, UNKNOWN
-from waitfold.sched import SAMPLE, SWITCH
+from waitfold.sched import SAMPLE
 from waitfold.symbols import captured_symbols
 from waitfold.waitevents import is_idle_wait
 
@@ -243,15 +242,7 @@ def stack_stretches(joined: Joined) -> Stretches:
     the CPU stands for the time before it; their number means nothing.
     """
     capture, segments, sleeps = joined.capture, joined.segments, joined.sleeps
-    data = capture.files[0]
-    held = data.events if isinstance(data, PerfData) else []
-    # The first of each name: the second sched_switch is who comes, and has no stacks.
-    firsts = {event.name: event for event in reversed(held) if event.name in (SWITCH, SAMPLE)}
-    if not firsts or not isinstance(data, PerfData):
-        raise Misuse(
-            f"{capture.path} does not hold stacks: waitfold record --with offcpu,oncpu ..."
-        )
-    traces = read_traces(data, [*firsts.values()], captured_symbols(capture.path))
+    traces = read_traces(*profile_events(capture), captured_symbols(capture.path))
     stacks = _Stacks(joined, traces)
 
     trace = np.full(len(segments), -1, np.int64)

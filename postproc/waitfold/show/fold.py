@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 from waitfold.account import shape
 from waitfold.analysis import Analysis, SetAnalysis
 from waitfold.audit import left, rows_of
-from waitfold.capture import Capture
-from waitfold.errors import Misuse, WaitfoldError
+from waitfold.errors import WaitfoldError
 from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Places, Segments
-from waitfold.perfdata import Event, PerfData
 from waitfold.profile import UNKNOWN, Frames, Traces
 from waitfold.queries import UNKNOWN as UNKNOWN_QUERY
 from waitfold.sched import SAMPLE, SWITCH
@@ -91,6 +89,11 @@ class Kind(NamedTuple):
     off: bool
     colors: str
 
+    @property
+    def events(self) -> list[str]:
+        """The events whose stacks it is of."""
+        return [SAMPLE] * self.on + [SWITCH] * self.off
+
 
 KINDS = {
     "oncpu": Kind("On-CPU time", True, False, "hot"),
@@ -105,25 +108,6 @@ class Shown(NamedTuple):
     event: bool
     query: bool
     idle: bool
-
-
-def profiled(capture: Capture, kind: Kind) -> tuple[PerfData, list[Event]]:
-    """Return the file of a capture, and its events, that hold the stacks of a kind of time.
-
-    Raises
-    ------
-    Misuse
-        It was recorded without.
-
-    """
-    names = [SAMPLE] * kind.on + [SWITCH] * kind.off
-    data = capture.files[0]
-    held = data.events if isinstance(data, PerfData) else []
-    firsts = {event.name: event for event in reversed(held)}
-    if not isinstance(data, PerfData) or not firsts.keys() >= set(names):
-        with_ = ",".join(["oncpu"] * kind.on + ["offcpu"] * kind.off)
-        raise Misuse(f"{capture.path} was recorded without: waitfold record --with {with_} ...")
-    return data, [firsts[name] for name in names]
 
 
 class _Rows(NamedTuple):
@@ -142,7 +126,7 @@ def folded_times(joined: Joined, traces: Traces, kind: Kind, shown: Shown) -> st
 
     N is in ns: of on-CPU time the sum of the samples' weights, of off-CPU time what passed from
     when the process left the CPU, with this stack, until it ran again. `traces` are of the events
-    that profiled() names. Time blocked in an idle wait, or by the postmaster, is left out unless
+    that `kind` names. Time blocked in an idle wait, or by the postmaster, is left out unless
     `shown.idle`.
     """
     of = []
