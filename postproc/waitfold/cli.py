@@ -86,7 +86,7 @@ examples:
   waitfold flamegraph waits-db1 -o waits.svg
   waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, slow checkout'
   waitfold flamegraph waits-db1 -o wall.svg --kind wall --event
-      all time by stack; of a capture made by: waitfold record --with offcpu,oncpu ...""",
+      all time by stack; recorded with: waitfold record --with offcpu,oncpu ...""",
     "diff": """\
 examples:
   waitfold diff monday tuesday
