@@ -98,7 +98,7 @@ class Kind(NamedTuple):
 KINDS = {
     "oncpu": Kind("On-CPU time", True, False, "hot"),
     "offcpu": Kind("Off-CPU time", False, True, "io"),
-    "wall": Kind("Wall-clock time (red: on CPU, blue: off it)", True, True, "io"),
+    "wall": Kind("Wall-clock time (red: on-CPU, blue: off-CPU)", True, True, "io"),
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ON_CPU, RUN_QUEUE, NO_EVENT, NOT_WAITING, IDLE, UNSEEN, OTHER = (
-    "on CPU",
+    "on-CPU",
     "run queue",
-    "off CPU without a wait event",
+    "off-CPU without a wait event",
     "not waiting",
     "idle",
     "not seen",

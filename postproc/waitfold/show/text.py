@@ -341,7 +341,7 @@ def _account_table(account: Account, of: str, cells: Cells, db_time: int | None)
             rows.append((account.event(value), times))
         else:
             rows += [
-                ("(on CPU without a wait event)", Times(times.on_cpu, 0, 0, 0)),
+                ("(on-CPU without a wait event)", Times(times.on_cpu, 0, 0, 0)),
                 ("(run queue without a wait event)", Times(0, times.run_queue, 0, 0)),
                 ("(blocked without a wait event)", Times(0, 0, times.blocked, 0)),
                 ("(not known, without a wait event)", Times(0, 0, 0, times.unknown)),
@@ -357,7 +357,7 @@ def _account_table(account: Account, of: str, cells: Cells, db_time: int | None)
     shares += [db_time, *[None] * (len(rows) - len(shares) - 1)]
     vague = cells.times().unknown > 0
     share = "" if db_time is None else "% DB"
-    titles = f"{'total':>8}{share:>6}{'blocked':>8}{'run q':>8}{'on CPU':>8}"
+    titles = f"{'total':>8}{share:>6}{'blocked':>8}{'run q':>8}{'on-CPU':>8}"
     return [
         "",
         f"All the time of {of}",
@@ -427,7 +427,7 @@ def _by_table(
     scheduled, asked = account.joined.scheduled, account.joined.asked
     busy = sum(row.busy.total for row in rows)
     idle = sum(row.idle_ns for row in rows)
-    titles = ["blocked", "run q", "on CPU"] if scheduled else []
+    titles = ["blocked", "run q", "on-CPU"] if scheduled else []
     if scheduled and any(row.busy.unknown for row in rows):
         titles.append("?")
     titles += ["in xact"] if asked and any(row.in_transaction_ns for row in rows) else []
@@ -440,7 +440,7 @@ def _by_table(
         columns = {
             "blocked": row.busy.blocked,
             "run q": row.busy.run_queue,
-            "on CPU": row.busy.on_cpu,
+            "on-CPU": row.busy.on_cpu,
             "?": row.busy.unknown,
             "in xact": row.in_transaction_ns,
             "idle": row.idle_ns,
@@ -479,7 +479,7 @@ def audit_text(account: Account, blocked: list[Unexplained], burnt: list[Burnt])
     lines += [
         "",
         "On a CPU inside a wait event, and where samples found it",
-        f"{'on CPU':>8}{'of':>8}{'%':>6}  wait event, samples",
+        f"{'on-CPU':>8}{'of':>8}{'%':>6}  wait event, samples",
     ]
     for event in burnt[:_AUDIT_ROWS]:
         exact = event.on_cpu_ns
