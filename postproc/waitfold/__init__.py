@@ -1,4 +1,4 @@
-"""waitfold: PostgreSQL wait events from perf, as intervals, tables and flame graphs."""
+"""waitfold: PostgreSQL wait events as intervals, tables and flame graphs."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,6 +41,10 @@ class Script:
 def run(path: Path, events: list[str]) -> Script:
     """Run perf script and read the samples with stacks of some events, by their names.
 
+    Two events may have one name, as the two sched_switch of a capture: that with stacks is meant.
+    perf shows a sample of the other in one line. (So it shows one of whose stack it could unwind
+    nothing, which is left out too.)
+
     Raises
     ------
     WaitfoldError
@@ -47,29 +52,34 @@ def run(path: Path, events: list[str]) -> Script:
 
     """
     command = ["perf", "script", "--ns", "--no-inline", "-F", _FIELDS, "-i", str(path)]
-    try:
-        perf = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="backslashreplace",
-        )
-    except OSError:
-        raise WaitfoldError(
-            f"{path} was recorded with --call-graph dwarf. Only perf unwinds such stacks, and perf "
-            "is not here: install it (apt-get install linux-perf), or record with --call-graph fp"
-        ) from None
-    with perf:
-        assert perf.stdout
+    # What it says goes to a file: nobody reads a pipe of it while it writes the samples.
+    with tempfile.TemporaryFile("w+", errors="backslashreplace") as said:
         try:
-            script = read(perf.stdout, events, str(path))
-        except BaseException:
-            perf.kill()
-            raise
-    if perf.returncode:
-        raise WaitfoldError(f"{path}: perf script failed (status {perf.returncode})")
+            perf = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+                errors="backslashreplace",
+            )
+        except OSError:
+            raise WaitfoldError(
+                f"{path} was recorded with --call-graph dwarf. Only perf unwinds such stacks, and "
+                "perf is not here: install it (apt-get install linux-perf), or record with "
+                "--call-graph fp"
+            ) from None
+        with perf:
+            assert perf.stdout
+            try:
+                script = read(perf.stdout, events, str(path))
+            except BaseException:
+                perf.kill()
+                raise
+        if perf.returncode:
+            said.seek(0)
+            lines = said.read().strip().splitlines() or [f"status {perf.returncode}"]
+            raise WaitfoldError(f"{path}: perf script failed: {lines[-1]}")
     return script
 
 
