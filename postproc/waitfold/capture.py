@@ -12,7 +12,7 @@ from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, 
 from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
 from waitfold.perfdata import PerfData, probe_fields
-from waitfold.probeset import OWN_GROUP, ProbeSet, load_sets
+from waitfold.probeset import OWN_GROUP, ProbeSet, load_set, load_sets
 from waitfold.sched import name_events
 from waitfold.stores import (
     Attachment,
@@ -127,7 +127,8 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     start_ns, end_ns = _window(folder, manifest)
     if end_ns is None:
         warnings.append("the recorder was killed: the window ends with the last event")
-    known = load_sets()
+    # As they were when it was recorded; captures that lack them go by those of today.
+    known = load_sets() | {path.stem: load_set(path) for path in sorted(folder.glob("*.set"))}
     sets: dict[str, ProbeSet] = {}
     for name in manifest["sets"].split(","):
         if name not in known or (name != WAIT_EVENT and known[name].wait_field is not None):

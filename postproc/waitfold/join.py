@@ -15,7 +15,6 @@ from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, TransitionStream, tr
 from waitfold.pair import merged
 from waitfold.perfdata import PerfData
 from waitfold.queries import IDLE_IN_TRANSACTION, Queries, read_queries
-from waitfold.queries import SET as QUERY_SET
 from waitfold.queries import UNKNOWN as NO_QUERY
 from waitfold.sched import (
     NO_SLEEPS,
@@ -137,7 +136,7 @@ def join(capture: Capture, progress: Progress | None = None) -> Joined:
     segments = merger.segments(lives)
     return Joined(
         capture, segments, sleeps, queries, _backends(pids, stores, segments, queries, capture),
-        warnings, start, end, scheduled, QUERY_SET in capture.sets, stream.lost,
+        warnings, start, end, scheduled, len(queries.pid) > 0, stream.lost,
     )  # fmt: skip
 
 

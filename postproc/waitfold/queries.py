@@ -83,6 +83,8 @@ def _table() -> list[Query]:
 def read_queries(capture: Capture, progress: Callable[[int, int], None] | None = None) -> Queries:
     """Return the queries of a capture; none where it does not hold the probe set `query`.
 
+    Nor where it holds one of the first, which had no ids.
+
     A backend is in a query from where it reports to be running (pgstat_report_activity) to its
     next report. The id is what pgstat_report_query_id keeps: the first one other than 0 since the
     text was reported or since it was told to forget (`force`, once for each statement of a string),
@@ -92,11 +94,12 @@ def read_queries(capture: Capture, progress: Callable[[int, int], None] | None =
     What was lost makes a backend's query UNKNOWN until its next report. A query that it was in
     when the recording began has no id.
     """
-    if SET not in capture.sets:
+    held = capture.sets.get(SET)
+    if held is None or "query_id" not in held.only:
         empty = np.empty(0, np.int64)
         return Queries(empty.astype(np.int32), empty, empty.astype(np.int32), _table())
     major = Version.parse(capture.pg_version).major
-    first, last = capture.sets[SET].only["query_id"]
+    first, last = held.only["query_id"]
     group = capture.manifest.get("group", OWN_GROUP)
     rule = _Reports(
         f"{group}:query_activity",
