@@ -168,7 +168,7 @@ def test_processes_named(cluster: Cluster, tmp_path: Path) -> None:
         recorder = Recorder(
             "--with", "offcpu", "--call-graph", "none", "-p", str(one.pid), "-o", capture
         )
-        for session in (one, other, one):
+        for session in (one, other) * 5:
             session.run("SELECT pg_sleep(0.01)")
         assert recorder.end() == 0, recorder.said
     samples = script(capture)
