@@ -44,7 +44,7 @@ engine_start() {
 follow_recorded() {
     if [[ -z $pids ]]; then
         tell events/sched/sched_process_fork/filter "parent_pid == $POSTMASTER"
-        tell events/sched/sched_process_exit/filter "comm == \"$(<"/proc/$POSTMASTER/comm")\""
+        tell events/sched/sched_process_exit/filter "comm == \"$comm\""
         follow "$instance" "$POSTMASTER"
     fi
     processes
@@ -243,7 +243,7 @@ trace_file() {
 trace_start() {
     local cpu
     cat "$capture/trace.head" &&
-        sized 8 <(awk -v name="$(<"/proc/$POSTMASTER/comm")" '$2 == name' "$TRACEFS/saved_cmdlines") &&
+        sized 8 <(awk -v name="$comm" '$2 == name' "$TRACEFS/saved_cmdlines") &&
         number 4 "$cpus" && printf 'options  \0' && option 4 "$instance/trace_clock" || return 1
     for ((cpu = 0; cpu < cpus; cpu++)); do
         option 2 <(printf 'CPU: %s\n' $cpu) "$instance/per_cpu/cpu$cpu/stats" || return 1

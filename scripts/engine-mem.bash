@@ -241,9 +241,6 @@ attach_ready() {
     ((attaching == 0)) || hear 50
 }
 
-# look PID ADDRESS BYTES: writes out what a process has there, zeros where it cannot be read.
-look() { memory "$@" || head -c "$3" /dev/zero; }
-
 # hear MS: takes down what perfs have told; waits so long for each next word while some attach.
 hear() {
     local waited=0 number word status i waits fresh=() gone=()

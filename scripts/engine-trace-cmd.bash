@@ -21,7 +21,7 @@ engine_start() {
     options+=(-c -P "${pids:-$POSTMASTER}" -e sched:sched_process_fork)
     [[ -n $pids ]] || options+=(-f "parent_pid == $POSTMASTER")
     options+=(-e sched:sched_process_exit)
-    [[ -n $pids ]] || options+=(-f "comm == \"$(<"/proc/$POSTMASTER/comm")\"")
+    [[ -n $pids ]] || options+=(-f "comm == \"$comm\"")
     # Job control gives trace-cmd a process group of its own: Ctrl-C is for us, and we end trace-cmd.
     set -m
     run_trace_cmd <&"$hold_reader" >"$capture/trace-cmd.log" 2>&1 {hold}>&- {clock}>&- &

@@ -276,6 +276,9 @@ inspect_server() {
 # the size, so it is read at once, not while it is half written.
 memory() { dd if="/proc/$1/mem" bs="$3" skip=$(($2 / $3)) count=1 2>/dev/null; }
 
+# look PID ADDRESS BYTES: the same, zeros where it cannot be read.
+look() { memory "$@" || head -c "$3" /dev/zero; }
+
 # peek PID ADDRESS BYTES: sets REPLY to an unsigned number read from a process's memory.
 peek() {
     REPLY=$(memory "$@" | od -An -t "u$3") || return 1
@@ -291,12 +294,17 @@ locate_wait() {
         die "\"$BINARY\" does not export my_wait_event_info and PgStartTime, so its backends cannot be told apart"
 }
 
+# locate_start: sets START_TIME alone.
+locate_start() {
+    START_TIME=$(symbol_address "$EXE" PgStartTime) || die "\"$BINARY\" does not export PgStartTime, so it cannot be told from others"
+}
+
 # pointers ADDRESS PID...: sets POINTERS to what a variable of the server's binary, a pointer, is in each process, 0 where it
 # cannot be read. One short process for each: there may be hundreds of backends.
 pointers() {
     local address=$((LOAD_BASE + $1)) pid
     shift
-    mapfile -t POINTERS < <(for pid; do memory "$pid" $address 8 || head -c 8 /dev/zero; done | od -An -v -t u8 -w8)
+    mapfile -t POINTERS < <(for pid; do look "$pid" $address 8; done | od -An -v -t u8 -w8)
 }
 
 # texts ADDRESS PID...: sets TEXTS to what a variable of the server's binary, a char *, points to in each process: at most
