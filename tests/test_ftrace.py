@@ -74,7 +74,8 @@ def test_trace_cmd_reads_the_same(cluster: Cluster, tmp_path: Path) -> None:
     assert len(table) > 2000
     assert set(zip(table.start_ns, table.pid, strict=True)) <= starts
     assert {path.name for path in capture.iterdir()} == {
-        "manifest", "backends.tsv", "sites.tsv", "probes", "trace.dat", "ftrace.log",
+        "manifest", "wait-event.set", "backends.tsv", "sites.tsv", "probes",
+        "trace.dat", "ftrace.log",
     }  # fmt: skip
 
 

@@ -421,7 +421,9 @@ def in_step(least: int, one: list[int], other: list[int]) -> None:
             shared = min(len(a), len(b))
             if shared >= least and a[:shared] == b[:shared]:
                 return
-    raise AssertionError(f"{len(one)} and {len(other)} values differ")
+    at = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    near = slice(max(at - 5, 0), at + 10)
+    raise AssertionError(f"of {len(one)} and {len(other)} {at}: {one[near]} {other[near]}")
 
 
 def test_the_same_as_sites(busy: int, tmp_path: Path) -> None:

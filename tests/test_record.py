@@ -201,7 +201,7 @@ def test_manifest(cluster: Cluster, tmp_path: Path) -> None:
     assert report(capture)["window_ns"] == int(facts["end_ns"]) - int(facts["start_ns"])
     assert len((capture / "probes").read_text().splitlines()) == int(facts["probes"])
     assert {path.name for path in capture.iterdir()} <= {
-        "manifest", "backends.tsv", "sites.tsv", "probes",
+        "manifest", "wait-event.set", "backends.tsv", "sites.tsv", "probes",
         "perf.data", "perf.log", "trace.dat", "ftrace.log",
     }  # fmt: skip
 

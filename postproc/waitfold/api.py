@@ -14,16 +14,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from waitfold.analysis import Progress, intervals
-from waitfold.audit import left, rows_of
+from waitfold.audit import left, profile_events, sampled_in
 from waitfold.capture import Capture, Naming, open_capture
+from waitfold.errors import Misuse
 from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, Transitions, transitions
-from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Places, Segments, join
-from waitfold.pair import END, LOST, START, Intervals
-from waitfold.perfdata import PerfData
+from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Segments, join
+from waitfold.pair import FLAGS, Intervals
 from waitfold.profile import UNKNOWN, Frames, Traces, read_traces
 from waitfold.queries import IDLE_IN_TRANSACTION
 from waitfold.queries import UNKNOWN as NO_QUERY
-from waitfold.sched import SAMPLE, SWITCH
+from waitfold.sched import SWITCH
 from waitfold.symbols import captured_symbols
 from waitfold.waitevents import is_idle
 
@@ -49,12 +49,6 @@ INTERVALS = pa.schema(
     }
 )
 """Columns of `Recording.intervals`, which documents them, and of the exports to CSV and Parquet."""
-
-FLAGS = [
-    "|".join(name for bit, name in ((START, "start"), (END, "end"), (LOST, "lost")) if flags & bit)
-    for flags in range(8)
-]
-"""Texts of an interval's flags."""
 
 _MARKS = {STORE: "store", FORK: "fork", EXIT: "exit", ATTACH: "attach", CUT: "cut"}
 _MAYBE_MISSING = ("query_id", "blocked_ns", "run_queue_ns", "on_cpu_ns")
@@ -278,7 +272,6 @@ def load(
 def interval_tables(joined: Joined, progress: Progress | None = None) -> Iterator[pa.Table]:
     """Read a capture through and yield its intervals, as INTERVALS says, piece by piece."""
     parts = _Parts(joined.segments) if joined.scheduled else None
-    places = Places(joined.segments.pid, joined.segments.start_ns)
     table = joined.queries.table
     for batch in intervals(joined.capture, progress)[1]:
         if not len(batch):
@@ -288,7 +281,7 @@ def interval_tables(joined: Joined, progress: Progress | None = None) -> Iterato
         who = [joined.backends.get(one) for one in pids.tolist()]
         values, value = np.unique(batch.value, return_inverse=True)
         labels = [joined.capture.events.label(one) for one in values.tolist()]
-        at = places.latest(batch.tid, batch.start_ns)
+        at = joined.segments.places.latest(batch.tid, batch.start_ns)
         code = _at(joined.segments.query, at, NO_QUERY)
         codes, query = np.unique(code, return_inverse=True)
         ids = [table[one].query_id or None if one >= 0 else None for one in codes.tolist()]
@@ -342,13 +335,11 @@ def query_text(joined: Joined, code: int) -> str | None:
 
 def _read_profile(capture: Capture) -> Traces | None:
     """Return a capture's samples on a CPU and those of who left one; None where it has neither."""
-    data = capture.files[0]
-    held = data.events if isinstance(data, PerfData) else []
-    # The first of each name: the second sched_switch is who comes, and has no stacks.
-    firsts = {event.name: event for event in reversed(held) if event.name in (SWITCH, SAMPLE)}
-    if not isinstance(data, PerfData) or not firsts:
+    try:
+        data, events = profile_events(capture)
+    except Misuse:
         return None
-    return read_traces(data, [*firsts.values()], captured_symbols(capture.path))
+    return read_traces(data, events, captured_symbols(capture.path))
 
 
 class Samples(NamedTuple):
@@ -389,7 +380,7 @@ def samples(joined: Joined, traces: Traces | None) -> Samples:
     segments, sleeps = joined.segments, joined.sleeps
     names = [event.name for event in traces.events] if traces else []
     frames = traces.frames if traces else Frames([], np.empty(0, "i8"), np.zeros(1, "i8"))
-    places = Places(segments.pid, segments.start_ns)
+    places = segments.places
     columns: list[list[NDArray[Any]]] = [[np.empty(0, k)] for k in ("i8", "i4", "i4", "?", "i8")]
     columns += [[np.empty(0, "i8")], [np.empty(0, "i8")]]
 
@@ -398,10 +389,8 @@ def samples(joined: Joined, traces: Traces | None) -> Samples:
             column.append(more)
 
     if traces:
-        rows = rows_of(traces, SAMPLE)
-        at = places.latest(traces.pid[rows], traces.time_ns[rows])
-        rows, at = rows[at >= 0], at[at >= 0]
-        rows = rows[traces.time_ns[rows] < segments.end_ns[at]]
+        rows, at = sampled_in(segments, traces)
+        rows = rows[at >= 0]
         zero = np.zeros(len(rows), np.int64)
         weight = traces.weight[rows].astype(np.int64)
         who = (traces.pid[rows], traces.tid[rows])
@@ -425,7 +414,6 @@ class _Parts:
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self._places = Places(segments.pid, segments.start_ns)
         self._sums = {
             state: np.append(0, np.cumsum(np.where(segments.run == state, segments.dur_ns, 0)))
             for state in (BLOCKED, RUN_QUEUE, ON_CPU)
@@ -445,7 +433,7 @@ class _Parts:
         self, state: int, pid: NDArray[np.int32], time: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return the time in a state, of this process and those before it, until a time."""
-        segments, at = self._segments, self._places.latest(pid, time)
+        segments, at = self._segments, self._segments.places.latest(pid, time)
         within = np.minimum(time, segments.end_ns[at]) - segments.start_ns[at]
         part: NDArray[np.int64] = np.where(segments.run[at] == state, within, 0)
         return self._sums[state][at] + part

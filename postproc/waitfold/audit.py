@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from waitfold.account import Account
 from waitfold.capture import Capture
 from waitfold.errors import Misuse
-from waitfold.join import BLOCKED, UNSEEN, Places, Segments
+from waitfold.join import BLOCKED, UNSEEN, Segments
 from waitfold.perfdata import Event, PerfData
 from waitfold.profile import Traces
 from waitfold.sched import SAMPLE, SWITCH, Sleeps
@@ -140,16 +140,23 @@ def left(sleeps: Sleeps, traces: Traces) -> NDArray[np.int64]:
 
 def sampled(segments: Segments, traces: Traces) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return of the samples on a CPU the wait event, UNSEEN where there is none, and the stack."""
-    rows = rows_of(traces, SAMPLE)
-    pid, time = traces.pid[rows], traces.time_ns[rows]
+    rows, at = sampled_in(segments, traces)
     value = np.full(len(rows), UNSEEN, np.uint32)
-    at = Places(segments.pid, segments.start_ns).latest(pid, time)
     own = np.flatnonzero(at >= 0)
-    at = at[own]
     # What the two see of one moment may be off by a microsecond.
-    inside = (time[own] < segments.end_ns[at]) & (segments.run[at] != BLOCKED)
-    value[own[inside]] = segments.value[at[inside]]
+    own = own[segments.run[at[own]] != BLOCKED]
+    value[own] = segments.value[at[own]]
     return value, traces.trace[rows]
+
+
+def sampled_in(segments: Segments, traces: Traces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of the samples on a CPU, and the segment that each lies in, -1 for none."""
+    rows = rows_of(traces, SAMPLE)
+    time = traces.time_ns[rows]
+    at = segments.places.latest(traces.pid[rows], time)
+    own = np.flatnonzero(at >= 0)
+    at[own[time[own] >= segments.end_ns[at[own]]]] = -1
+    return rows, at
 
 
 def rows_of(traces: Traces, event: str) -> NDArray[np.int64]:

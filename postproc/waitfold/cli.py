@@ -533,9 +533,7 @@ def _time_stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
 
 def _timeline(options: argparse.Namespace) -> None:
     capture = _open(options)
-    title = options.title
-    if title is None:
-        title = f"Waits of PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
+    title = _title("Waits", capture) if options.title is None else options.title
     svg, warnings = timeline(capture, title, options.from_s, options.to_s, _progress())
     with _replacing(Path(options.o)) as file:
         file.write(svg.encode())

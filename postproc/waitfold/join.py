@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, Backend
 from waitfold.backends import UNKNOWN as UNKNOWN_TYPE
 from waitfold.capture import Capture
 from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, TransitionStream, transitions
-from waitfold.pair import merged
+from waitfold.pair import Places, merged
 from waitfold.perfdata import PerfData
 from waitfold.queries import IDLE_IN_TRANSACTION, Queries, read_queries
 from waitfold.queries import UNKNOWN as NO_QUERY
@@ -65,6 +66,11 @@ class Segments:
     def dur_ns(self) -> NDArray[np.int64]:
         """Length of each row."""
         return self.end_ns - self.start_ns
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the rows of a process and a time are."""
+        return Places(self.pid, self.start_ns)
 
     def take(self, which: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Segments:
         """Return some of the rows."""
@@ -181,33 +187,6 @@ def _pids(stores: _Stores, capture: Capture) -> set[int]:
     # With -p the postmaster is known, but not recorded.
     read = capture.seen.waits
     return stores.stored | {p for p, b in seen.items() if p in read or b.type != POSTMASTER}
-
-
-class Places:
-    """Where rows that are sorted by (id, time) stand."""
-
-    def __init__(self, ids: NDArray[np.int32], times: NDArray[np.int64]) -> None:
-        distinct, heads = np.unique(ids, return_index=True)
-        ends = np.append(heads[1:], len(ids))[: len(heads)].tolist()
-        self._times = times
-        spans = zip(heads.tolist(), ends, strict=True)
-        self._rows = dict(zip(distinct.tolist(), spans, strict=True))
-
-    def latest(self, of: NDArray[np.int32], until: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the latest row of each id up to a time; -1 where there is none."""
-        if not len(of):
-            return np.empty(0, np.int64)
-        order = np.argsort(of, kind="stable")
-        distinct, heads = np.unique(of[order], return_index=True)
-        found = np.full(len(of), -1, np.int64)
-        tails = np.append(heads[1:], len(of)).tolist()
-        for one, first, last in zip(distinct.tolist(), heads.tolist(), tails, strict=True):
-            if one in self._rows:
-                rows = order[first:last]
-                head, end = self._rows[one]
-                at = np.searchsorted(self._times[head:end], until[rows], "right") - 1
-                found[rows] = np.where(at >= 0, head + at, -1)
-        return found
 
 
 class _Stores:

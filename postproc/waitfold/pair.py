@@ -23,6 +23,12 @@ from .events import (
 START, END, LOST = 1, 2, 4
 """Flags: began before the window; was open at its end or when its thread ended; cut by a loss."""
 
+FLAGS = [
+    "|".join(name for bit, name in ((START, "start"), (END, "end"), (LOST, "lost")) if flags & bit)
+    for flags in range(8)
+]
+"""Texts of an interval's flags."""
+
 _NEVER = (1 << 63) - 1
 _BEFORE = -(1 << 62)  # time of a store that was made before recording began
 
@@ -101,6 +107,33 @@ def pair(
     last = stream.last_ns if end_ns is None else end_ns
     if last is not None:
         yield window.cut(threads.finish(max(last, window.start)), stream.gaps)
+
+
+class Places:
+    """Where rows that are sorted by (id, time) stand."""
+
+    def __init__(self, ids: NDArray[np.int32], times: NDArray[np.int64]) -> None:
+        distinct, heads = np.unique(ids, return_index=True)
+        ends = np.append(heads[1:], len(ids))[: len(heads)].tolist()
+        self._times = times
+        spans = zip(heads.tolist(), ends, strict=True)
+        self._rows = dict(zip(distinct.tolist(), spans, strict=True))
+
+    def latest(self, of: NDArray[np.int32], until: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the latest row of each id up to a time; -1 where there is none."""
+        if not len(of):
+            return np.empty(0, np.int64)
+        order = np.argsort(of, kind="stable")
+        distinct, heads = np.unique(of[order], return_index=True)
+        found = np.full(len(of), -1, np.int64)
+        tails = np.append(heads[1:], len(of)).tolist()
+        for one, first, last in zip(distinct.tolist(), heads.tolist(), tails, strict=True):
+            if one in self._rows:
+                rows = order[first:last]
+                head, end = self._rows[one]
+                at = np.searchsorted(self._times[head:end], until[rows], "right") - 1
+                found[rows] = np.where(at >= 0, head + at, -1)
+        return found
 
 
 def merged(gaps: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from .backends import CLIENT, PARALLEL, backend_of, whole_lines
 from .capture import Capture
 from .events import CUT, FORK, STORE, Codes, Column, PairRule, Transitions, Use, transitions
-from .pair import merged
+from .pair import Places, merged
 from .probeset import OWN_GROUP
 from .probeset import UNKNOWN as UNKNOWN_TEXT
 from .waitevents import Version
@@ -63,17 +64,14 @@ class Queries:
 
     def at(self, pid: NDArray[np.int32], time_ns: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the codes in effect, UNKNOWN before a process's first."""
-        times = np.unique(self.time_ns)
-        # One number for a process and a time; there are fewer than 2**22 processes and 2**40 rows.
-        size = len(times) + 1
-        rows = self.pid.astype(np.int64) * size + np.searchsorted(times, self.time_ns) + 1
-        asked = pid.astype(np.int64) * size + np.searchsorted(times, time_ns, "right")
-        row = np.searchsorted(rows, asked, "right") - 1
-        found = row >= 0
-        found[found] = self.pid[row[found]] == pid[found]
+        row = self._places.latest(pid, time_ns)
         codes = np.full(len(pid), UNKNOWN, np.int32)
-        codes[found] = self.code[row[found]]
+        codes[row >= 0] = self.code[row[row >= 0]]
         return codes
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.pid, self.time_ns)
 
 
 def _table() -> list[Query]:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from waitfold.account import shape
 from waitfold.analysis import Analysis, SetAnalysis
-from waitfold.audit import left, rows_of
+from waitfold.audit import left, sampled_in
 from waitfold.errors import WaitfoldError
-from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Places, Segments
+from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Segments
 from waitfold.profile import UNKNOWN, Frames, Traces
 from waitfold.queries import UNKNOWN as UNKNOWN_QUERY
 from waitfold.sched import SAMPLE, SWITCH
@@ -187,12 +187,8 @@ def look(stacks: str, kind: Kind, shown: Shown, title: str) -> Look:
 
 def _on_cpu(segments: Segments, traces: Traces) -> _Rows:
     """Return the samples, in the window, of the processes that the segments are of."""
-    rows = rows_of(traces, SAMPLE)
-    pid, time = traces.pid[rows], traces.time_ns[rows]
-    at = Places(segments.pid, segments.start_ns).latest(pid, time)
-    known = np.flatnonzero(at >= 0)
-    known = known[time[known] < segments.end_ns[at[known]]]
-    rows, at = rows[known], at[known]
+    rows, at = sampled_in(segments, traces)
+    rows, at = rows[at >= 0], at[at >= 0]
     return _Rows(
         traces.pid[rows],
         traces.weight[rows].astype(np.int64),

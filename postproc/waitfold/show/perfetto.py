@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.analysis import intervals
-from waitfold.api import FLAGS, Recording, Samples, samples
-from waitfold.pair import Intervals
+from waitfold.api import Recording, Samples, samples
+from waitfold.pair import FLAGS, Intervals
 from waitfold.show.parts import STATES, Runs, process_name, query_name, runs_of
 
 # The messages are those of its protos/perfetto/trace; the numbers of their fields stand

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from waitfold.pair import END, LOST, START, Intervals
+from waitfold.pair import FLAGS, Intervals
 
 Label = Callable[[int], tuple[str, str]]
 """Class and name of a value."""
@@ -28,12 +28,7 @@ SCHEMA = pa.schema(
 )
 """One row per interval; `flags` is empty, or `start`, `end`, `lost` joined by `|`."""
 
-_FLAGS = pa.array(
-    [
-        "|".join(name for bit, name in ((START, "start"), (END, "end"), (LOST, "lost")) if f & bit)
-        for f in range(8)
-    ]
-)
+_FLAGS = pa.array(FLAGS)
 
 
 def write_csv(
