@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.join import BLOCKED, UNKNOWN, UNSEEN, Joined, Segments
+from waitfold.pair import distinct
 from waitfold.queries import IDLE_IN_TRANSACTION
 from waitfold.queries import UNKNOWN as NO_QUERY
 from waitfold.sched import GUESSED
@@ -137,11 +138,8 @@ class Account:
             code, called = self._dimension(dimension, cells)
             codes.append(code)
             names.append(called)
-        place = np.zeros(len(cells), np.int64)
-        for code, called in zip(codes, names, strict=True):
-            _, place = np.unique(place * len(called) + code, return_inverse=True)
-        distinct, first = np.unique(place, return_index=True)
-        sums = np.zeros((len(distinct), 3, 4), np.int64)
+        first, place = distinct(codes)
+        sums = np.zeros((len(first), 3, 4), np.int64)
         np.add.at(sums, (place, cells.kind), cells.ns)
         rows = [
             Row(
@@ -166,9 +164,9 @@ class Account:
         else:
             codes, row = np.unique(cells.pid, return_inverse=True)
             names = [self.process(pid, dimension) for pid in codes.tolist()]
-        distinct: dict[str, int] = {}
-        code = np.array([distinct.setdefault(name, len(distinct)) for name in names], np.int64)
-        return code[row], list(distinct)
+        codes_of: dict[str, int] = {}
+        code = np.array([codes_of.setdefault(name, len(codes_of)) for name in names], np.int64)
+        return code[row], list(codes_of)
 
     def process(self, pid: int, dimension: str) -> str:
         """Return what a process is called by one of the other dimensions."""
@@ -249,12 +247,7 @@ def _sums(
 ) -> Iterator[tuple[tuple[int, int, int, int], NDArray[np.int64]]]:
     """Yield process, wait event, query and kind of rows that agree in them, and their time."""
     columns = (rows.pid, rows.value, rows.query, kind)
-    place = np.zeros(len(rows), np.int64)
-    for column in columns:
-        values, code = np.unique(column, return_inverse=True)
-        if len(values) > 1:
-            _, place = np.unique(place * len(values) + code, return_inverse=True)
-    _, first = np.unique(place, return_index=True)
+    first, place = distinct(columns)
     # Whole ns below 2**53, over a hundred days, and so exact.
     sums = np.bincount(place * 4 + rows.run, rows.dur_ns, 4 * len(first)).astype(np.int64)
     keys = zip(*(column[first].tolist() for column in columns), strict=True)

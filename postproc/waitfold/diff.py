@@ -21,7 +21,7 @@ from waitfold.backends import CLIENT
 from waitfold.capture import Capture
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.join import UNSEEN, Joined, Segments, join
-from waitfold.pair import END, LOST
+from waitfold.pair import END, LOST, distinct
 from waitfold.profile import Traces, read_traces
 from waitfold.queries import IDLE_IN_TRANSACTION, NONE, UNKNOWN
 from waitfold.sched import SAMPLE
@@ -294,16 +294,17 @@ class _Stacks:
         """Return the key of each row."""
         type_, names = _types(self._joined, pid)
         label = self._joined.capture.events.label
-        columns = np.stack([type_, trace, value.astype(np.int64)])
-        distinct, row = np.unique(columns, axis=1, return_inverse=True)
+        first, row = distinct([type_, trace, value])
         found = []
-        for code, stack, event in distinct.T.tolist():
+        for code, stack, event in zip(
+            type_[first].tolist(), trace[first].tolist(), value[first].tolist(), strict=True
+        ):
             frames = stack_of(self._traces, stack, None)[::-1] or ("[unknown]",)
             waits = (":".join(label(event)),) if event not in (0, UNSEEN) else ()
             key = (names[code], *frames, *waits, *(("[on-CPU]",) if on_cpu else ()))
             found.append(self._place.setdefault(key, len(self._place)))
         self.keys = [*self._place]
-        return np.array(found, np.int64)[row.reshape(-1)]
+        return np.array(found, np.int64)[row]
 
 
 def _types(joined: Joined, pid: NDArray[np.int32]) -> tuple[NDArray[np.int64], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +135,20 @@ class Places:
                 at = np.searchsorted(self._times[head:end], until[rows], "right") - 1
                 found[rows] = np.where(at >= 0, head + at, -1)
         return found
+
+
+def distinct(
+    columns: Sequence[NDArray[Any]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first of each of the distinct rows of columns, and which of them each row is."""
+    place = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if (column != column[:1]).any():
+            # Below 2**62: there are fewer rows than 2**31.
+            values, code = np.unique(column, return_inverse=True)
+            _, place = np.unique(place * len(values) + code, return_inverse=True)
+    _, first, place = np.unique(place, return_index=True, return_inverse=True)
+    return first, place
 
 
 def merged(gaps: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

@@ -22,6 +22,7 @@ from waitfold.analysis import Analysis, SetAnalysis
 from waitfold.audit import left, sampled_in
 from waitfold.errors import WaitfoldError
 from waitfold.join import BLOCKED, ON_CPU, RUN_QUEUE, UNSEEN, Joined, Segments
+from waitfold.pair import distinct
 from waitfold.profile import UNKNOWN, Frames, Traces
 from waitfold.queries import UNKNOWN as UNKNOWN_QUERY
 from waitfold.sched import SAMPLE, SWITCH
@@ -212,13 +213,7 @@ def _grouped(
     columns: Sequence[NDArray[np.integer]], ns: NDArray[np.integer]
 ) -> tuple[list[NDArray[np.int64]], NDArray[np.integer]]:
     """Return the distinct rows of columns, and the sums over those that are equal."""
-    place = np.zeros(len(ns), np.int64)
-    for column in columns:
-        if (column != column[:1]).any():
-            # Below 2**62: there are fewer rows than 2**31.
-            values, code = np.unique(column, return_inverse=True)
-            _, place = np.unique(place * len(values) + code, return_inverse=True)
-    _, first, place = np.unique(place, return_index=True, return_inverse=True)
+    first, place = distinct(columns)
     sums = np.zeros(len(first), ns.dtype)
     np.add.at(sums, place, ns)
     return [column[first].astype(np.int64) for column in columns], sums
