@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
-from waitfold.account import IDLE, IN_TRANSACTION, Account, Cells, Times
+from waitfold.account import IDLE, IN_TRANSACTION, Account, Cells, Row, Times
 from waitfold.analysis import Analysis, Process, SetAnalysis, Wait
 from waitfold.audit import Burnt, Unexplained
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, UNKNOWN
@@ -56,7 +56,7 @@ def report_json(
         ],
         "sets": {one.probe_set.name: _set_json(one) for one in sets},
         "accounting": _account_json(account) if account else None,
-        "warnings": _warnings(analysis, sets),
+        "warnings": warnings(analysis, sets),
     }
     return json.dumps(report, indent=1) + "\n"
 
@@ -108,31 +108,37 @@ def report_text(
     `by` are dimensions of `account`; without that, backend alone.
     """
     db_time = account.db_time_ns() if account else analysis.db_time_ns()
-    lines = _head(analysis, db_time, _warnings(analysis, sets))
+    said = [("WARNING", text) for text in warnings(analysis, sets)]
+    lines = [f"waitfold report of {analysis.capture.path}", ""]
+    for key, text in [*head(analysis, db_time).items(), *said]:
+        lines += wrapped(f"{key:<13}", text)
     if by and account:
         lines += _by_tables(account, by)
     elif by:
         lines += _process_table(analysis.processes())
     else:
         if account and account.joined.scheduled:
-            lines += _account_tables(account)
-        lines += _wait_tables(analysis, db_time, account)
+            lines += chain.from_iterable(map(_account_lines, account_tables(account)))
+            lines += ["", *wrapped("", residual(account))]
+        lines += chain.from_iterable(map(_wait_table, wait_tables(analysis, db_time, account)))
     for one in sets:
         lines += _set_table(one)
-    lines += ["", *wrapped("", _method(analysis, sets))]
+    lines += ["", *wrapped("", method(analysis, sets))]
     if histogram:
         for wait in analysis.waits(analysis.everything()):
             lines += _histogram(wait)
     return "\n".join(lines) + "\n"
 
 
-def _warnings(analysis: Analysis, sets: Sequence[SetAnalysis]) -> list[str]:
+def warnings(analysis: Analysis, sets: Sequence[SetAnalysis]) -> list[str]:
+    """Return what the user should know before trusting the numbers."""
     # Each set is read by itself, and most of what there is to say is the same for all.
     found = [*analysis.warnings, *chain.from_iterable(one.stream.warnings for one in sets)]
     return list(dict.fromkeys(found))
 
 
-def _head(analysis: Analysis, db_time: int, warnings: list[str]) -> list[str]:
+def head(analysis: Analysis, db_time: int) -> dict[str, str]:
+    """Return what is said of a capture as a whole, by what it is about."""
     capture, stream = analysis.capture, analysis.stream
     manifest = capture.manifest
     server = f"PostgreSQL {capture.pg_version}, mode {capture.mode}"
@@ -157,7 +163,7 @@ def _head(analysis: Analysis, db_time: int, warnings: list[str]) -> list[str]:
         lost = f"LOST {stream.lost} SAMPLES in {_plural(len(stream.gaps) + stream.cuts, 'gap')}"
     cut = analysis.censored
     sessions = db_time / analysis.window_ns if analysis.window_ns else 0.0
-    head = {
+    about = {
         "server": server,
         "window": window,
         "processes": ", ".join(processes),
@@ -167,11 +173,8 @@ def _head(analysis: Analysis, db_time: int, warnings: list[str]) -> list[str]:
         "DB time": f"{seconds(db_time)}, {sessions:.2f} average active sessions",
     }
     if capture.late and (capture.late.count or capture.late.never):
-        head["late"] = _late(capture.late)
-    lines = [f"waitfold report of {capture.path}", ""]
-    for key, text in [*head.items(), *(("WARNING", text) for text in warnings)]:
-        lines += wrapped(f"{key:<13}", text)
-    return lines
+        about["late"] = _late(capture.late)
+    return about
 
 
 def _late(late: Late) -> str:
@@ -186,56 +189,66 @@ def _late(late: Late) -> str:
     return "; ".join(parts)
 
 
-def _wait_tables(analysis: Analysis, db_time: int, account: Account | None) -> list[str]:
+class WaitTable(NamedTuple):
+    """Waits of some processes; `no_wait_ns` is their time in none, None where it is not told."""
+
+    title: str
+    waits: list[Wait]
+    note: str
+    whole_ns: int | None  # of which shares are told
+    no_wait_ns: int | None = None
+
+
+def wait_tables(analysis: Analysis, db_time: int, account: Account | None) -> list[WaitTable]:
+    """Return the tables of waits of a report, but those that would be empty."""
     waits = {name: analysis.waits(part) for name, part in analysis.parts.items()}
-    return [
-        *_db_time_table(waits["foreground"], db_time, account),
-        *_table(
+    foreground, no_wait, note = waits["foreground"], None, ""
+    if not (account and account.joined.scheduled):  # else the accounting says more of that
+        waited = sum(wait.time_ns for wait in foreground)
+        no_wait = max(0, account.no_wait_ns() if account else db_time - waited)
+        note = "On a CPU, waiting for one, or in code that reports no wait event."
+    tables = [
+        WaitTable(
+            "Waits of client backends and parallel workers", foreground, note, db_time, no_wait
+        ),
+        WaitTable(
             "Idle, all processes",
             waits["idle"],
             "Client:ClientRead is also that of sessions in a transaction."
             if account and account.joined.asked
             else "Client:ClientRead counts as idle inside a transaction too.",
+            None,
         ),
-        *_table("Waits of background processes (not in DB time)", waits["background"]),
-        *_table(
+        WaitTable("Waits of background processes (not in DB time)", waits["background"], "", None),
+        WaitTable(
             "Waits of processes of unknown type (not in DB time)",
             waits["unknown"],
             "Nothing tells who they were: no title was read of them, mostly because they lived "
             "too briefly, as parallel workers do.",
+            None,
         ),
     ]
+    return [table for table in tables if table.waits or table.whole_ns]
 
 
-def _db_time_table(waits: list[Wait], db_time: int, account: Account | None) -> list[str]:
-    if not waits and not db_time:
-        return []
+def _wait_table(table: WaitTable) -> list[str]:
+    whole, no_wait = table.whole_ns, table.no_wait_ns
     lines = [
         "",
-        "Waits of client backends and parallel workers",
-        _columns(_SHARE),
-        *chain.from_iterable(_row(wait, db_time) for wait in waits),
+        table.title,
+        _columns("" if whole is None else _SHARE),
+        *chain.from_iterable(_row(wait, whole) for wait in table.waits),
     ]
-    if account and account.joined.scheduled:
-        return lines  # the accounting says more of the time without one
-    no_wait = account.no_wait_ns() if account else db_time - sum(wait.time_ns for wait in waits)
-    no_wait = max(0, no_wait)
-    return [
-        *lines,
-        f"{'(no wait event)':<{_NAME}}{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, db_time)}",
-        "On a CPU, waiting for one, or in code that reports no wait event.",
-    ]
+    if whole is not None and no_wait is not None:
+        times = f"{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, whole)}"
+        lines.append(f"{'(no wait event)':<{_NAME}}{times}")
+    return [*lines, *wrapped("", table.note)]
 
 
 def _set_table(one: SetAnalysis) -> list[str]:
     waits = one.waits()
-    more = waits[_SET_ROWS:]
-    cut = one.summary.censored
-    note = (
-        f"{one.summary.intervals} complete; cut by the window's start {cut['start']}, its end "
-        f"{cut['end']}, losses {cut['lost']}."
-    )
-    if more:
+    note = set_note(one)
+    if more := waits[_SET_ROWS:]:
         total = human(sum(wait.time_ns for wait in more))
         note = f"{len(more)} more, {total} together (--json has all). {note}"
     return [
@@ -247,6 +260,15 @@ def _set_table(one: SetAnalysis) -> list[str]:
     ]
 
 
+def set_note(one: SetAnalysis) -> str:
+    """Return how many intervals of a set were complete, and cut."""
+    cut = one.summary.censored
+    return (
+        f"{one.summary.intervals} complete; cut by the window's start {cut['start']}, its end "
+        f"{cut['end']}, losses {cut['lost']}."
+    )
+
+
 def one_line(text: str, width: int = WIDTH - 1) -> str:
     """Return a text of any length and shape, as that of a query, as one line of a terminal."""
     text = " ".join(text[: 4 * width].split())
@@ -254,7 +276,8 @@ def one_line(text: str, width: int = WIDTH - 1) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _method(analysis: Analysis, sets: Sequence[SetAnalysis]) -> str:
+def method(analysis: Analysis, sets: Sequence[SetAnalysis]) -> str:
+    """Return what the columns of the tables of waits are of."""
     summaries = [*analysis.parts.values(), *(one.summary for one in sets)]
     exact = all(summary.exact_percentiles for summary in summaries)
     percentiles = "exact" if exact else "off by up to 0.4 %, as there are too many waits to keep"
@@ -269,13 +292,6 @@ _SHARE = "% DB"
 # A row: name, count (8), six times (7 each), share (5). Where there is no share the name has its
 # room; a longer name has a line of its own.
 _NAME = WIDTH - 8 - 6 * 7 - 5
-
-
-def _table(title: str, waits: list[Wait], note: str = "") -> list[str]:
-    if not waits:
-        return []
-    rows = chain.from_iterable(_row(wait) for wait in waits)
-    return ["", title, _columns(), *rows, *wrapped("", note)]
 
 
 def _columns(share: str = "", name: str = "wait event") -> str:
@@ -318,19 +334,32 @@ def _process_table(processes: list[Process]) -> list[str]:
 _NAMED = WIDTH - 6 - 5 * 8
 
 
-def _account_tables(account: Account) -> list[str]:
+class AccountTable(NamedTuple):
+    """All the time of some processes, rows that add up; shares are told of `whole_ns`.
+
+    `parts` are the first rows, the most time first; `sums` are what they and the rest add up to.
+    """
+
+    title: str
+    whole_ns: int | None
+    parts: list[tuple[str, Times]]
+    sums: list[tuple[str, Times]]
+
+
+def account_tables(account: Account) -> list[AccountTable]:
+    """Return the tables of an accounting, but those that would be empty."""
     foreground, background = account.of("foreground"), account.of("background", "unknown")
-    lines = _account_table(
-        account, "client backends and parallel workers", foreground, account.db_time_ns()
-    )
-    lines += _account_table(account, "all other processes", background, None)
-    return [*lines, "", *wrapped("", _residual(account))]
+    tables = []
+    if len(foreground):
+        of = "All the time of client backends and parallel workers"
+        tables.append(_account_table(account, of, foreground, account.db_time_ns()))
+    if len(background):
+        of = "All the time of all other processes"
+        tables.append(_account_table(account, of, background, None))
+    return tables
 
 
-def _account_table(account: Account, of: str, cells: Cells, db_time: int | None) -> list[str]:
-    """Return where all the time of some processes went, adding up to the time they lived."""
-    if not len(cells):
-        return []
+def _account_table(account: Account, of: str, cells: Cells, db_time: int | None) -> AccountTable:
     rows: list[tuple[str, Times]] = []
     busy = cells.take((cells.kind != IDLE) & (cells.kind != IN_TRANSACTION))
     for value in sorted(set(busy.value.tolist())):
@@ -349,22 +378,26 @@ def _account_table(account: Account, of: str, cells: Cells, db_time: int | None)
     rows = sorted((row for row in rows if row[1].total), key=lambda row: -row[1].total)
     idle = cells.take(cells.kind == IDLE).times()
     in_transaction = cells.take(cells.kind == IN_TRANSACTION).times()
-    shares = [db_time] * len(rows)
-    rows.append(("= not idle" if db_time is None else "= DB time", busy.times()))
+    sums = [("= not idle" if db_time is None else "= DB time", busy.times())]
     if in_transaction.total:
-        rows.append(("idle in transaction", in_transaction))
-    rows += [("idle", idle), ("= wall time", cells.times())]
-    shares += [db_time, *[None] * (len(rows) - len(shares) - 1)]
-    vague = cells.times().unknown > 0
-    share = "" if db_time is None else "% DB"
+        sums.append(("idle in transaction", in_transaction))
+    sums += [("idle", idle), ("= wall time", cells.times())]
+    return AccountTable(of, db_time, rows, sums)
+
+
+def _account_lines(table: AccountTable) -> list[str]:
+    rows = [*table.parts, *table.sums]
+    vague = any(times.unknown for _, times in rows)
+    shared = len(table.parts) + 1
+    share = "" if table.whole_ns is None else "% DB"
     titles = f"{'total':>8}{share:>6}{'blocked':>8}{'run q':>8}{'on-CPU':>8}"
     return [
         "",
-        f"All the time of {of}",
+        table.title,
         f"{'':<{_NAMED}}{titles}{'?':>8}" if vague else f"{'':<{_NAMED}}{titles}",
         *chain.from_iterable(
-            _times_row(name, times, whole, vague)
-            for (name, times), whole in zip(rows, shares, strict=True)
+            _times_row(name, times, table.whole_ns if i < shared else None, vague)
+            for i, (name, times) in enumerate(rows)
         ),
     ]
 
@@ -377,14 +410,14 @@ def _times_row(name: str, times: Times, whole: int | None, vague: bool) -> list[
     return [f"{name:<{_NAMED}}{row}"] if len(name) < _NAMED else [name, " " * _NAMED + row]
 
 
-def _residual(account: Account) -> str:
+def residual(account: Account) -> str:
     """Return what the accounting could not tell, and why."""
-    wall, residual = sum(account.wall.values()), sum(account.residual.values())
-    text = f"Residual: {human(residual)} of {human(wall)}"
-    if residual:
+    wall, lacking = sum(account.wall.values()), sum(account.residual.values())
+    text = f"Residual: {human(lacking)} of {human(wall)}"
+    if lacking:
         worst = max(account.residual, key=lambda pid: account.residual[pid] / account.wall[pid])
         text += (
-            f" ({_share(residual, wall).strip()} %), at most "
+            f" ({_share(lacking, wall).strip()} %), at most "
             f"{_share(account.residual[worst], account.wall[worst]).strip()} % of one process "
             f"({worst}). "
         )
@@ -419,10 +452,15 @@ def _by_tables(account: Account, by: Sequence[str]) -> list[str]:
     return lines
 
 
+def by_rows(account: Account, by: Sequence[str], cells: Cells) -> list[Row]:
+    """Return the rows of a table by some of DIMENSIONS."""
+    return [row for row in account.by(by, cells) if row.busy.total or "event" not in by]
+
+
 def _by_table(
     account: Account, by: Sequence[str], title: str, cells: Cells, share: str
 ) -> list[str]:
-    rows = [row for row in account.by(by, cells) if row.busy.total or "event" not in by]
+    rows = by_rows(account, by, cells)
     more = rows[_BY_ROWS:] if "backend" not in by or len(by) > 1 else []
     scheduled, asked = account.joined.scheduled, account.joined.asked
     busy = sum(row.busy.total for row in rows)
