@@ -187,6 +187,22 @@ def timeline(
 
     """
     joined = join(capture, progress)
+    return picture(joined, title, from_s, to_s, progress)
+
+
+def picture(
+    joined: Joined,
+    title: str,
+    from_s: float | None = None,
+    to_s: float | None = None,
+    progress: Progress | None = None,
+    styled: bool = True,
+) -> tuple[str, list[str]]:
+    """Return the same of a capture that is joined already.
+
+    If not `styled`, it is to stand in a page which has the rules of FORMS and colours().
+    """
+    capture = joined.capture
     columns = _columns(joined, from_s, to_s)
     stream, batches = intervals(capture, progress)
     heat = Heat(columns)
@@ -202,7 +218,7 @@ def timeline(
     if columns.end_ns - columns.start_ns < joined.end_ns - joined.start_ns:
         about += f", here {_span(columns, 0, columns.count)}"
     about += f"; {stream.lost} samples lost" if stream.lost else "; no samples lost"
-    svg = _svg(title, about, heat, lanes, lost, capture.events.label)
+    svg = _svg(title, about, heat, lanes, lost, capture.events.label, styled)
     warnings = [*joined.warnings, *stream.warnings]
     if stream.lost:
         warnings.append(f"{stream.lost} samples were lost")
@@ -338,6 +354,7 @@ def _svg(
     lanes: Sequence[Lane],
     lost: NDArray[np.bool_],
     label: Label,
+    styled: bool,
 ) -> str:
     columns = heat.columns
     ended, cut = int(heat.counts[:CUT_ROW].sum()), int(heat.counts[CUT_ROW].sum())
@@ -357,20 +374,36 @@ def _svg(
     size = bottom + 56
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {size}" width="{_WIDTH}" '
-        f'height="{size}" role="img"><title>{_escaped(title)}</title>{_style(columns)}'
+        f'height="{size}" role="img"><title>{_escaped(title)}</title>'
+        f"{_style() if styled else ''}{_definitions(columns)}"
         f'<rect class="ground" width="{_WIDTH}" height="{size}"/>'
     )
     return "\n".join([head, *body, "</svg>\n"])
 
 
-def _style(columns: Columns) -> str:
+FORMS = (
+    "text{font:12px sans-serif}.big{font-size:17px}.small{font-size:11px}"
+    ".end{text-anchor:end}.mid{text-anchor:middle}.cells{shape-rendering:crispEdges}"
+    ".tip{fill:none;pointer-events:all}.lost{fill:url(#lost)}"
+    f".s{len(STATES) - 1}{{fill:url(#unseen)}}"
+)
+"""Rules of CSS for what a picture is made of."""
+
+
+def colours(of: Callable[[palette.Colour], str]) -> str:
+    """Return the rules of CSS for what has a colour."""
     classes = {"ground": palette.GROUND, "ink": palette.INK, "faint": palette.FAINT}
     classes |= {f"h{i}": colour for i, colour in enumerate(palette.HEAT)}
     classes |= {f"s{i}": palette.COLOURS[s] for i, s in enumerate(STATES[:-1])}
+    return "".join(f".{name}{{fill:{of(colour)}}}" for name, colour in classes.items())
 
-    def rules(ground: str) -> str:
-        return "".join(f".{name}{{fill:{getattr(c, ground)}}}" for name, c in classes.items())
 
+def _style() -> str:
+    light, dark = colours(lambda colour: colour.light), colours(lambda colour: colour.dark)
+    return f"<style>{FORMS}{light}@media (prefers-color-scheme:dark){{{dark}}}</style>"
+
+
+def _definitions(columns: Columns) -> str:
     # Hatched in the same way where x counts columns.
     hatch = (
         '<pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" '
@@ -379,12 +412,7 @@ def _style(columns: Columns) -> str:
     )
     unscaled = f"scale({1 / _scale(columns):.6g} 1) "
     return (
-        "<style>text{font:12px sans-serif}.big{font-size:17px}.small{font-size:11px}"
-        ".end{text-anchor:end}.mid{text-anchor:middle}.cells{shape-rendering:crispEdges}"
-        f".tip{{fill:none;pointer-events:all}}.lost{{fill:url(#lost)}}.s{len(STATES) - 1}"
-        f"{{fill:url(#unseen)}}{rules('light')}"
-        f"@media (prefers-color-scheme:dark){{{rules('dark')}}}</style><defs>"
-        f"{hatch.format('lost', '')}{hatch.format('unseen', unscaled)}"
+        f"<defs>{hatch.format('lost', '')}{hatch.format('unseen', unscaled)}"
         f'<clipPath id="plot"><rect x="{_LEFT}" width="{_PLOT}" height="9999"/></clipPath></defs>'
     )
 
