@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -50,7 +51,8 @@ _SECTION_MAX = 64 << 20  # no header section comes near this
 _HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
 _PIECE = 1 << 22  # what is looked at several times stays in the cache
 _KIND = 7 << 48 | 0xFFFF_FFFF  # of a record's first word: its kind, and bits that are 0
-_STRETCH = 1 << 7  # words that are walked at least before it is looked for more at once
+_NOT_HEAD = 7 << 48 | 0xFF8 << 32 | 0xFFFF_FF80  # bits that are 0 there, whatever its kind
+_STRETCH = 1 << 12  # words that are walked at least before it is looked for more at once
 _FEW = 8  # samples alike that make it worth while to look for more at once
 
 
@@ -467,37 +469,31 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
 
     Samples of wait events have the size of the one before. So after a few that are alike, the first
     words of all that would follow at the same distance are compared at once: each that is alike
-    proves where the next one begins. Otherwise records are walked by their sizes alone, and
-    looked at together.
+    proves where the next one begins. Otherwise records are walked by their sizes alone.
     """
     limit = len(words)
-    view = words.data
     walked: list[NDArray[np.int64]] = []
     runs: list[NDArray[np.int64]] = []  # of samples that are alike, one behind each of `walked`
     at = 0
     stretch = _STRETCH
     whole = True
     while at < limit and whole:
-        places: list[int] = []
-        add = places.append
-        until = min(at + stretch, limit)
-        while at < until:
-            add(at)
-            at += view[at] >> 51 or limit + 1
+        places, at = _chain(words, at, min(at + stretch, limit))
         if at > limit:
-            at = places.pop()
+            at = int(places[-1])
+            places = places[:-1]
             whole = False
-        walked.append(np.array(places, np.int64))
-        alike = [view[place] for place in places[-_FEW:]]
+        walked.append(places)
+        alike = words[places[-_FEW:]].tolist()
         run = step = 0
         if whole and alike.count(alike[0]) == _FEW and alike[0] & _KIND == SAMPLE:
             step = alike[0] >> 51
-            if at < limit and view[at] == alike[0]:
+            if at < limit and words[at] == alike[0]:
                 run = _run(words, at, step)
         runs.append(np.arange(at, at + run * step, step or 1))
         at += run * step
         stretch = _STRETCH if run else 2 * stretch
-    sane = at == limit or view[at] >> 51 > 0
+    sane = at == limit or bool(words[at] >> np.uint64(51))
 
     first = np.concatenate([np.empty(0, np.int64), *walked])
     heads = words.take(first)
@@ -536,6 +532,32 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
             "not read here. Record the wait events without it."
         )
     return Piece(offset, words, samples, shortest, tasks, names, others, offset + 8 * at), sane
+
+
+def _chain(words: NDArray[np.uint64], at: int, until: int) -> tuple[NDArray[np.int64], int]:
+    """Return where records begin, from `at` to before `until`, and where the last one ends.
+
+    That is behind all words where its size is 0. Whatever looks like a record's first word is
+    taken for one, as few others do; then all from which one leads to the next are right at once.
+    """
+    part = words[at:until]
+    looks = (part & np.uint64(_NOT_HEAD) == 0) & (part >= np.uint64(1 << 51))
+    heads = np.flatnonzero(looks)
+    ends = heads + (part[heads] >> np.uint64(51)).astype(np.int64)
+    right = (ends >= len(part)) | looks.take(ends, mode="clip")
+    heads, ends = at + heads[right], at + ends[right]
+    strays = np.append(np.flatnonzero(heads[1:] != ends[:-1]), len(heads) - 1).tolist()
+    places = [heads[:0]]
+    while at < until:
+        first = int(np.searchsorted(heads, at))
+        if first < len(heads) and heads[first] == at:
+            last = strays[bisect_left(strays, first)]
+            places.append(heads[first : last + 1])
+            at = int(ends[last])
+        else:
+            places.append(np.array([at]))
+            at += int(words[at]) >> 51 or len(words) + 1
+    return np.concatenate(places), at
 
 
 def _run(words: NDArray[np.uint64], at: int, step: int) -> int:
