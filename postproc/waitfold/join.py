@@ -208,7 +208,7 @@ class _Stores:
         self.time_ns, self.value, self.mark = time[order], value[order], mark[order]
         pid = pid[order]
         pids, heads = np.unique(pid, return_index=True)
-        ends = np.append(heads[1:], len(pid)).tolist()
+        ends = np.append(heads, len(pid))[1:].tolist()
         self._rows = {
             p: slice(head, end)
             for p, head, end in zip(pids.tolist(), heads.tolist(), ends, strict=True)

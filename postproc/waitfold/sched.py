@@ -188,7 +188,7 @@ class _Reader:
 
     def _read_out(self, piece: Piece, at: NDArray[np.int64]) -> None:
         state = self._field(piece, at, self._out, "prev_state") & _STATES
-        raw = self._field(piece, at, self._out, "prev_pid")
+        raw = self._host(piece, at, self._out, "prev_pid")
         pid, tid = self._thread(piece, at, self._out)
         for other in np.flatnonzero(pid != tid).tolist():
             self._others[int(tid[other])] = int(pid[other])
@@ -203,7 +203,7 @@ class _Reader:
     def _read(
         self, piece: Piece, at: NDArray[np.int64], event: Event, field: str, kind: int
     ) -> None:
-        tid = self._field(piece, at, event, field).astype(np.int32)
+        tid = self._host(piece, at, event, field).astype(np.int32)
         self._parts.append((tid, self._time(piece, at, event), np.full(len(at), kind, np.uint8)))
 
     def _time(self, piece: Piece, at: NDArray[np.int64], event: Event) -> NDArray[np.int64]:
@@ -218,10 +218,20 @@ class _Reader:
         layout = self._data.layouts[event.index]
         self._data.long_enough(piece, at, layout.fixed)
         both = piece.words[layout.tid_at :].take(at).view(np.int32)
-        if len(both) and int(both.max()) > PID_MAX:
-            bad = np.asarray((both.reshape(-1, 2) > PID_MAX).any(axis=1))
-            raise self._data.damaged(piece, at, bad, "has a thread that cannot be")
+        self._possible(piece, at, np.asarray((both.reshape(-1, 2) > PID_MAX).any(axis=1)))
         return both[0::2], both[1::2]
+
+    def _host(
+        self, piece: Piece, at: NDArray[np.int64], event: Event, name: str
+    ) -> NDArray[np.uint32]:
+        """Return a field that is a thread's id on the host."""
+        tid = self._field(piece, at, event, name)
+        self._possible(piece, at, tid > PID_MAX)
+        return tid
+
+    def _possible(self, piece: Piece, at: NDArray[np.int64], bad: NDArray[np.bool_]) -> None:
+        if bad.any():
+            raise self._data.damaged(piece, at, bad, "has a thread that cannot be")
 
     def _field(
         self, piece: Piece, at: NDArray[np.int64], event: Event, name: str

@@ -1,0 +1,440 @@
+"""What the fuzzers share: the readers and their seeds, how a case is damaged, and how it is run.
+
+A case is bytes for one file and the number of a use: the capture that the file belongs to and the
+command that reads it. Everything runs in this process, as the command line would.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from waitfold import capture, cli, probeset
+from waitfold.errors import WaitfoldError
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+SECONDS = 10
+BYTES = 1 << 30
+
+Mutation = Callable[[random.Random, bytearray, Sequence[bytes]], None]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A way to read a file: in a capture in whose place it is laid, or alone.
+
+    `base` is a folder of tests/data that is laid out before, empty for none. Of `argv` CAPTURE is
+    the folder and FILE the file.
+    """
+
+    base: str
+    file: str
+    argv: str
+
+    def words(self, folder: Path) -> list[str]:
+        """Return the arguments of the command."""
+        names = {"CAPTURE": str(folder), "FILE": str(folder / self.file)}
+        return [names.get(word, word) for word in self.argv.split()]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is fuzzed as one: its seeds, each with the uses that it is a whole file of."""
+
+    name: str
+    uses: list[Use]
+    seeds: list[tuple[bytes, list[int]]]
+    mutations: list[Mutation]
+
+
+# Damage to any file
+
+
+def flip_bits(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Change single bits, anywhere or only near the start."""
+    reach = rng.choice((110, 600, 4096, len(data)))
+    for _i in range(rng.choice((1, 1, 2, 5, 40))):
+        data[rng.randrange(min(reach, len(data)))] ^= 1 << rng.randrange(8)
+
+
+def truncate(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Cut off the end."""
+    del data[rng.randrange(len(data)) :]
+
+
+def splice(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
+    """Put a part of a file over or into another place."""
+    other = rng.choice(others)
+    start = rng.randrange(len(other))
+    part = other[start : start + rng.choice((8, 64, 1000, 20000))]
+    at = rng.randrange(len(data)) & rng.choice((-1, -8))
+    data[at : at + len(part) * rng.randrange(2)] = part
+
+
+def numbers(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Put a great or a small number, or one near the file's size, where a size may be."""
+    for _i in range(rng.choice((1, 1, 3, 10))):
+        size = rng.choice((2, 4, 8))
+        at = rng.randrange(min(len(data), rng.choice((104, 600, 70000)))) & -size
+        value = rng.choice((0, 1, 7, 8, len(data), len(data) - 1, 1 << 31, -1, 1 << 62, 0xFFFF))
+        data[at : at + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+
+
+def zeros(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Zero a part, as after a crash of the file system."""
+    start = rng.randrange(len(data))
+    end = rng.choice((len(data), min(len(data), start + 4096)))
+    data[start:end] = bytes(end - start)
+
+
+def noise(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Nothing but noise, with or without how the file began."""
+    data[:] = bytes(data[: rng.choice((0, 8, 16, 104))]) + rng.randbytes(rng.choice((0, 50, 5000)))
+
+
+# Damage to a perf.data
+
+_VALUES = (0, 1, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 1 << 62, 1 << 32, 0xFFFF_FFFF)
+
+
+def _records(data: bytearray) -> list[tuple[int, int]]:
+    """Return where the records of a perf.data begin, and their sizes."""
+    if len(data) < 104:
+        return []
+    (at,) = struct.unpack_from("<Q", data, 40)
+    if data[8:16] == struct.pack("<Q", 16):
+        at = 16  # of a pipe
+    places = []
+    while at + 8 <= len(data) and (step := int.from_bytes(data[at + 6 : at + 8], "little")):
+        places.append((at, step))
+        at += step
+    return places
+
+
+def record_headers(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Change types and sizes of records, or their fields."""
+    places = _records(data)
+    for place, size in rng.sample(places, min(len(places), rng.choice((1, 2, 20)))):
+        kind = rng.randrange(5)
+        if kind == 0:
+            number = rng.choice((*range(24), *range(64, 90), 255))
+            data[place : place + 4] = number.to_bytes(4, "little")
+        elif kind == 1:
+            length = rng.choice((0, 8, 16, 24, 72, size - 8, size + 8, 0xFFF8, 0xFFFF)) & 0xFFFF
+            data[place + 6 : place + 8] = length.to_bytes(2, "little")
+        elif kind == 2:
+            field = place + 4 * rng.randrange(2, max(size // 4, 3))
+            data[field : field + 4] = rng.choice(_VALUES).to_bytes(8, "little")[:4]
+        else:
+            field = place + 8 * rng.randrange(1, max(size // 8, 2))
+            value = rng.choice((*_VALUES, rng.getrandbits(64)))
+            data[field : field + 8] = value.to_bytes(8, "little")
+
+
+def records(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Double, drop, move or swap whole records; the header says how many bytes they are then."""
+    places = _records(data)
+    if len(places) < 4:
+        return
+    begin, end = places[0][0], places[-1][0] + places[-1][1]
+    whole = [bytes(data[at : at + size]) for at, size in places]
+    for _i in range(rng.choice((1, 3, 30))):
+        at, to = rng.randrange(len(whole)), rng.randrange(len(whole))
+        kind = rng.randrange(4)
+        if kind == 0:
+            whole.insert(to, whole[at])
+        elif kind == 1 and len(whole) > 1:
+            del whole[at]
+        elif kind == 2:
+            whole.insert(to, whole.pop(at))
+        else:
+            whole[at], whole[to] = whole[to], whole[at]
+    body = b"".join(whole)
+    if begin > 16:
+        (size,) = struct.unpack_from("<Q", data, 48)
+        struct.pack_into("<Q", data, 48, max(size + len(body) - (end - begin), 0))
+    data[begin:end] = body
+
+
+def unfinished(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Leave the file as a killed perf does, and cut it."""
+    data[48:56] = bytes(8)
+    del data[rng.randrange(min(104, len(data) - 1), len(data)) :]
+
+
+# Damage to a trace.dat
+
+
+def pages(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Change times, sizes and flags of pages, or first words of records in them."""
+    places = range(0, len(data), 4096)
+    for place in rng.sample(places, min(len(places), rng.choice((1, 2, 20)))):
+        kind = rng.randrange(4)
+        if kind == 0:
+            time = rng.choice((0, 1, 1 << 62, rng.getrandbits(64)))
+            data[place : place + 8] = time.to_bytes(8, "little")
+        elif kind == 1:
+            size = rng.choice((0, 4, 24, 4080, 4084, rng.randrange(4081), rng.getrandbits(27)))
+            size |= rng.choice((0, 1 << 31, 3 << 30))
+            data[place + 8 : place + 12] = size.to_bytes(4, "little")
+        else:
+            at = place + 4 * rng.randrange(4, 1024)
+            word = rng.choice((0, 1, 28, 29, 30, 31)) | rng.choice((0, 32, rng.getrandbits(32)))
+            data[at : at + 4] = (word & 0xFFFF_FFFF).to_bytes(4, "little")
+
+
+# Damage to text
+
+_WORDS = (
+    b"", b"-", b"0", b"-1", b"1", b"0x", b"0x0", b"00", b"nan", b"inf", b"1e9", b"1_000", b"*",
+    b"9" * 9, b"9" * 18, b"9" * 19, b"9" * 40, b"9" * 5000, b"4294967296", b"2147483648",
+    b"9223372036854775807", b"9223372036854775808", b"18446744073709551616", b"?", b"#",
+    b"0xffffffffffffffff", b"0x8000000000000000", b"ffffffffffffffff", b"10000000000000000",
+    b"\xd9\xa3", b"\xc2\xb2", b"\xe2\x80\xae", b"\x1b[31m", b"\0", b"\r", b"\x0b", b"\x85", b"\xff",
+    b"\xed\xa0\x80", b"../../etc/passwd", b"/dev/zero", b"%s%n", b"[", b"(", b"\\", b"a" * 300,
+    b"x" * 100_000, b"server", b"string", b"u64", b"wait-event", b"=", b"\t", b"\t\t", b" ", b"\n",
+)  # fmt: skip
+
+
+def lines(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
+    """Double, drop, move, cut or join lines, or take one of another file."""
+    rows = bytes(data).split(b"\n")
+    for _i in range(rng.choice((1, 1, 3, 20))):
+        at, to = rng.randrange(len(rows)), rng.randrange(len(rows))
+        kind = rng.randrange(7)
+        if kind == 0:
+            rows.insert(to, rows[at])
+        elif kind == 1 and len(rows) > 1:
+            del rows[at]
+        elif kind == 2:
+            rows.insert(to, rows.pop(at))
+        elif kind == 3:
+            rows[at] = rows[at][: rng.randrange(len(rows[at]) + 1)]
+        elif kind == 4:
+            rows[at] += rows[to]
+        elif kind == 5:
+            rows.insert(at, rng.choice(rng.choice(others).split(b"\n")))
+        else:
+            rows[at] += rng.choice((b"\r", b" ", b"\t", b"\0"))
+    data[:] = b"\n".join(rows)
+
+
+def words(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Put other words, and numbers at their limits, in the place of some."""
+    rows = bytes(data).split(b"\n")
+    for _i in range(rng.choice((1, 1, 2, 10))):
+        at = rng.randrange(len(rows))
+        mark = rng.choice((b"\t", b"\t", b" ", b":", b"=", b","))
+        cells = rows[at].split(mark)
+        cells[rng.randrange(len(cells))] = rng.choice(_WORDS)
+        rows[at] = mark.join(cells)
+    data[:] = b"\n".join(rows)
+
+
+ANY: list[Mutation] = [flip_bits, truncate, splice, numbers, zeros, noise]
+PERF_DATA: list[Mutation] = [*ANY, record_headers, record_headers, records, unfinished]
+TRACE_DAT: list[Mutation] = [*ANY, pages, pages, pages]
+TEXT: list[Mutation] = [flip_bits, truncate, splice, noise, lines, lines, words, words, words]
+
+BY_HAND = "--start *:w --value v --pg-version 15.18"
+
+
+def _named(names: str, uses: Sequence[int]) -> list[tuple[bytes, list[int]]]:
+    return [((DATA / name).read_bytes(), list(uses)) for name in names.split()]
+
+
+def perf_data() -> Reader:
+    """Read perf.data by hand, and in captures of all that is recorded."""
+    uses = [
+        Use("", "perf.data", f"report --json FILE {BY_HAND}"),
+        Use("", "perf.data", f"waits FILE {BY_HAND} -o -"),
+        Use("", "perf.data", "report FILE --pg-version 15.18"),
+        Use("", "perf.data", "fold FILE"),
+        Use("mixed", "perf.data", "report --json CAPTURE"),
+        Use("mixed", "perf.data", "export --format speedscope -o - CAPTURE"),
+        Use("sets", "perf.data", "report --json CAPTURE"),
+        Use("sets", "perf.data", "waits --set query -o - CAPTURE"),
+        Use("fuzz/all", "perf.data", "report --json CAPTURE"),
+        Use("fuzz/all", "perf.data", "report --by query,event CAPTURE"),
+        Use("fuzz/all", "perf.data", "report --audit CAPTURE"),
+        Use("fuzz/all", "perf.data", "fold --kind wall --event --query CAPTURE"),
+        Use("fuzz/all", "perf.data", "export --format csv -o - CAPTURE"),
+        Use("fuzz/all", "perf.data", "export --format firefox -o - CAPTURE"),
+        Use("fuzz/mem", "perf.data.6", "report --json CAPTURE"),
+        Use("fuzz/mem", "perf.data.0", "report CAPTURE"),
+        Use("fuzz/ring", "perf.data", "report --histogram CAPTURE"),
+        Use("mixed", "perf.data", "timeline -o /dev/null CAPTURE"),
+    ]
+    by_hand = ["one", "chains", "group", "lost", "regs", "several", "packed"]
+    seeds = [
+        *_named(" ".join(f"fuzz/{name}.data" for name in by_hand), [0, 1]),
+        *_named("fuzz/chains.data fuzz/dwarf.data", [3]),
+        *_named("usdt.data", [2]),
+        *_named("fuzz/ring/perf.data", [4, 5, 16, 17]),
+        *_named("fuzz/sets.data", [6, 7]),
+        *_named("fuzz/all/perf.data", range(8, 14)),
+        *_named("fuzz/mem/perf.data.6", [14]),
+        *_named("fuzz/mem/perf.data.0", [15]),
+    ]
+    return Reader("perf.data", uses, seeds, PERF_DATA)
+
+
+def trace_dat() -> Reader:
+    """Read trace.dat by hand, in captures, and in pieces as a killed recorder leaves them."""
+    uses = [
+        Use("", "trace.dat", f"report --json FILE {BY_HAND}"),
+        Use("", "trace.dat", "report FILE --start *:* --value common_pid --pg-version 15.18"),
+        Use("fuzz/ftrace", "trace.dat", "report --json CAPTURE"),
+        Use("fuzz/ftrace", "trace.dat", "report --by query,event CAPTURE"),
+        Use("fuzz/ftrace", "trace.dat", "waits --set query -o - CAPTURE"),
+        Use("fuzz/ftrace", "trace.cpu0", "report CAPTURE"),
+        Use("fuzz/ftrace-ring", "trace.dat", "report --json CAPTURE"),
+    ]
+    traces = "trace/engine.dat trace/killed.dat trace/lost.dat trace/ring.dat trace/ring2.dat"
+    own = (DATA / "fuzz/ftrace/trace.dat").read_bytes()
+    seeds = [*_named(f"{traces} trace/tracecmd.dat", [0, 1]), (own, [2, 3, 4, 6])]
+    seeds.append((own[-8192:], [5]))
+    return Reader("trace.dat", uses, seeds, TRACE_DAT)
+
+
+def capture_text() -> Reader:
+    """Read the text files of capture folders."""
+    of = {
+        "fuzz/all": {
+            "manifest": "report --by event,backend CAPTURE",
+            "backends.tsv": "report --by user,database,application CAPTURE",
+            "query.set": "report --by query CAPTURE",
+            "wait-event.set": "report --json CAPTURE",
+            "lwlock-wait.set": "waits --set lwlock-wait -o - CAPTURE",
+            "symbols/index.tsv": "fold --kind wall CAPTURE",
+            "symbols/kernel": "fold --kind wall CAPTURE",
+        },
+        "fuzz/mem": {
+            "manifest": "report --json CAPTURE",
+            "attached.tsv": "report --json CAPTURE",
+            "sites.tsv": "report --json CAPTURE",
+            "backends.tsv": "report --by backend CAPTURE",
+        },
+        "fuzz/ring": {"manifest": "report CAPTURE"},
+        "fuzz/ftrace": {"manifest": "report CAPTURE"},
+    }
+    elf = [p.name for p in (DATA / "fuzz/all/symbols").iterdir() if len(p.name) == 40]
+    of["fuzz/all"] |= {f"symbols/{name}": "fold --kind wall CAPTURE" for name in sorted(elf)}
+    uses = [Use(base, file, argv) for base, argvs in of.items() for file, argv in argvs.items()]
+    seeds = [((DATA / u.base / u.file).read_bytes(), [i]) for i, u in enumerate(uses)]
+    return Reader("capture text", uses, seeds, TEXT)
+
+
+READERS: dict[str, Callable[[], Reader]] = {
+    "perf.data": perf_data,
+    "trace.dat": trace_dat,
+    "capture text": capture_text,
+}
+
+
+def mutate(rng: random.Random, reader: Reader) -> tuple[bytes, int, str]:
+    """Return a case, the number of its use, and what was done to it."""
+    seed, uses = rng.choice(reader.seeds)
+    data = bytearray(seed)
+    others = [other for other, _ in reader.seeds]
+    # Now and then a file of another kind in this one's place.
+    use = rng.choice(uses) if rng.random() < 0.97 else rng.randrange(len(reader.uses))
+    kinds = [rng.choice(reader.mutations) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
+    for kind in kinds:
+        if len(data) > 16:
+            kind(rng, data, others)
+    return bytes(data), use, "+".join(kind.__name__ for kind in kinds)
+
+
+class Hang(BaseException):
+    """A case took too long."""
+
+
+def _alarm(_: int, __: FrameType | None) -> None:
+    raise Hang
+
+
+class Runner:
+    """Runs cases in this process, which may from now on use 1 GiB in all, and each case 10 s."""
+
+    def __init__(self, folder: Path) -> None:
+        os.environ["WAITFOLD_DEBUG"] = "1"  # the command line lets a bug's exception through
+        # The probe sets of this checkout do not change meanwhile.
+        sets = functools.cache(probeset.load_sets)
+        capture.load_sets = sets
+        self._folder = folder
+        self._laid: set[str] = set()
+        signal.signal(signal.SIGALRM, _alarm)
+        page = resource.getpagesize()
+        size, resident = (int(n) * page for n in Path("/proc/self/statm").read_text().split()[:2])
+        limit = size + BYTES - resident
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    def run(self, data: bytes, use: Use) -> tuple[str, str]:
+        """Return what became of a case, and what is wrong with that."""
+        folder = self._folder / (use.base.replace("/", "-") or "alone")
+        if use.base not in self._laid:
+            self._laid.add(use.base)
+            if use.base:
+                shutil.copytree(DATA / use.base, folder)
+            else:
+                folder.mkdir()
+        path = folder / use.file
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(data)
+        try:
+            return self._command(use.words(folder))
+        finally:
+            if before is None:
+                path.unlink()
+            else:
+                path.write_bytes(before)
+
+    def _command(self, argv: list[str]) -> tuple[str, str]:
+        out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                status = cli.main(argv)
+        except (WaitfoldError, SystemExit) as error:
+            return "escaped", repr(error)
+        except Hang:
+            return "hang", f"more than {SECONDS} s: {traceback.format_exc()}"
+        except BaseException:
+            return "traceback", traceback.format_exc()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        err.flush()
+        said = err.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        if status == 0:
+            return "result", ""
+        # One line of its own, and warnings before it.
+        last = said.rstrip("\n").rpartition("\n")[2]
+        if status not in (1, 2) or not last.startswith("waitfold: ") or "Traceback" in said:
+            return "bad error", f"status {status}: {said}"
+        return "error", ""
+
+
+def peak() -> int:
+    """Return how much memory this process has had at most, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# Whatever a case may need is loaded before its memory is limited.
+for _module in ("pandas", "pyarrow.parquet", "waitfold.api", "waitfold.show.export"):
+    __import__(_module)
+sys.setrecursionlimit(1000)

@@ -1,0 +1,62 @@
+"""What the fuzzers (bench/fuzz.py, bench/fuzz_guided.py) broke once."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from waitfold import cli
+
+DATA = Path(__file__).resolve().parent / "data"
+SAMPLE = 9
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Path:
+    """A capture with switches, samples, queries and stacks, cut to some records of each."""
+    return shutil.copytree(DATA / "fuzz" / "all", tmp_path / "all")
+
+
+def records(data: bytearray) -> Iterator[tuple[int, int]]:
+    """Yield where each record of a perf.data is, and of what type."""
+    at, size = struct.unpack_from("<2Q", data, 40)
+    end = at + size
+    while at < end:
+        kind, _, step = struct.unpack_from("<IHH", data, at)
+        yield at, kind
+        at += step
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """Return what the command says that cannot do it."""
+    assert cli.main([str(word) for word in argv]) in (1, 2)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "bug" not in said
+    return said
+
+
+def test_no_transition_at_all(everything: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A capture in which no wait began or ended has a report by process all the same."""
+    path = everything / "perf.data"
+    data = bytearray(path.read_bytes())
+    for at, kind in [*records(data)]:
+        if kind == SAMPLE:
+            struct.pack_into("<I", data, at, 12)  # PERF_RECORD_ITRACE_START, which says nothing
+    path.write_bytes(data)
+    assert cli.main(["report", str(everything), "--by", "backend"]) == 0
+    assert "transitions  0" in capsys.readouterr().out
+
+
+def test_switch_from_a_thread_that_cannot_be(
+    everything: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thread's id in a switch's own fields is checked as that of the sample is."""
+    path = everything / "perf.data"
+    data = path.read_bytes()
+    comm = data.index(b"postgres\0\0\0\0\0\0\0\0", 2000)  # sched_switch: prev_comm, prev_pid
+    path.write_bytes(data[: comm + 16] + b"\xff\xff\xff\x6f" + data[comm + 20 :])
+    assert "has a thread that cannot be" in refused(capsys, "report", everything, "--by", "backend")
