@@ -320,10 +320,23 @@ def event_colours(stacks: str) -> dict[str, str]:
     """Return colours for the frames of wait events in stacks, `class:event`, by their class."""
     found: dict[str, str] = {}
     for frame in {frame for line in _stacks(stacks) for frame in line[0]}:
-        colour = palette.COLOURS.get(frame.partition(":")[0])
-        if colour and ":" in frame:
-            found[frame] = _rgb(_pale(_number(colour.light)))
+        class_, colon, _ = frame.partition(":")
+        if colon and class_ in palette.COLOURS:
+            found[frame] = _class_colour(class_)
     return found
+
+
+def class_colours(stacks: str) -> dict[str, str]:
+    """Return the same for folded wait events, `backend type;class;event`."""
+    found: dict[str, str] = {}
+    for (_, class_, event), _ in _stacks(stacks):
+        found[class_] = found[event] = _class_colour(class_)
+    return found
+
+
+def _class_colour(class_: str) -> str:
+    colour = palette.COLOURS.get(class_, palette.COLOURS[palette.OTHER])
+    return _rgb(_pale(_number(colour.light)))
 
 
 def temperatures(stacks: str) -> dict[str, str]:

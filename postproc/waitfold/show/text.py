@@ -240,7 +240,7 @@ def _wait_table(table: WaitTable) -> list[str]:
         *chain.from_iterable(_row(wait, whole) for wait in table.waits),
     ]
     if whole is not None and no_wait is not None:
-        times = f"{'':8}{human(no_wait):>7}{'':35}{_share(no_wait, whole)}"
+        times = f"{'':8}{human(no_wait):>7}{'':35}{percent(no_wait, whole)}"
         lines.append(f"{'(no wait event)':<{_NAME}}{times}")
     return [*lines, *wrapped("", table.note)]
 
@@ -303,7 +303,7 @@ def _columns(share: str = "", name: str = "wait event") -> str:
 def _row(wait: Wait, db_time: int | None = None, name: str = "") -> list[str]:
     name = name or f"{wait.class_}:{wait.name}"
     width = _NAME + 5 if db_time is None else _NAME
-    share = "" if db_time is None else _share(wait.time_ns, db_time)
+    share = "" if db_time is None else percent(wait.time_ns, db_time)
     s = wait.stats
     times = [s.mean_ns, s.p50_ns, s.p95_ns, s.p99_ns, s.max_ns] if s else [None] * 5
     row = f"{count(s.count if s else 0):>8}{human(wait.time_ns):>7}"
@@ -311,9 +311,10 @@ def _row(wait: Wait, db_time: int | None = None, name: str = "") -> list[str]:
     return [f"{name:<{width}}{row}"] if len(name) <= width else [name, " " * width + row]
 
 
-def _share(part_ns: int, whole_ns: int) -> str:
-    percent = 100 * part_ns / whole_ns if whole_ns else 0.0
-    return f"{percent:5.1f}" if percent < 99.95 else f"{percent:5.0f}"
+def percent(part_ns: int, whole_ns: int) -> str:
+    """Return a share in percent, in 5 characters."""
+    share = 100 * part_ns / whole_ns if whole_ns else 0.0
+    return f"{share:5.1f}" if share < 99.95 else f"{share:5.0f}"
 
 
 def _process_table(processes: list[Process]) -> list[str]:
@@ -403,7 +404,7 @@ def _account_lines(table: AccountTable) -> list[str]:
 
 
 def _times_row(name: str, times: Times, whole: int | None, vague: bool) -> list[str]:
-    share = "" if whole is None else _share(times.total, whole)
+    share = "" if whole is None else percent(times.total, whole)
     row = f"{human(times.total):>8}{share:>6}"
     for ns in (times.blocked, times.run_queue, times.on_cpu, *[times.unknown] * vague):
         row += f"{human(ns) if ns else '-':>8}"
@@ -417,8 +418,8 @@ def residual(account: Account) -> str:
     if lacking:
         worst = max(account.residual, key=lambda pid: account.residual[pid] / account.wall[pid])
         text += (
-            f" ({_share(lacking, wall).strip()} %), at most "
-            f"{_share(account.residual[worst], account.wall[worst]).strip()} % of one process "
+            f" ({percent(lacking, wall).strip()} %), at most "
+            f"{percent(account.residual[worst], account.wall[worst]).strip()} % of one process "
             f"({worst}). "
         )
         reasons = []
@@ -483,7 +484,7 @@ def _by_table(
             "in xact": row.in_transaction_ns,
             "idle": row.idle_ns,
         }
-        times = f"{human(row.busy.total):>8}{_share(row.busy.total, busy):>6}"
+        times = f"{human(row.busy.total):>8}{percent(row.busy.total, busy):>6}"
         times += "".join(f"{human(columns[t]) if columns[t] else '-':>8}" for t in titles)
         name = one_line(", ".join(row.names)) if len(by) > 1 else one_line(row.names[0])
         if by[0] == "backend":
@@ -521,7 +522,7 @@ def audit_text(account: Account, blocked: list[Unexplained], burnt: list[Burnt])
     ]
     for event in burnt[:_AUDIT_ROWS]:
         exact = event.on_cpu_ns
-        share = _share(exact, event.total_ns) if exact is not None else "-"
+        share = percent(exact, event.total_ns) if exact is not None else "-"
         lines.append(
             f"{human(exact):>8}{human(event.total_ns):>8}{share:>6}  {event.event}, "
             f"{_plural(event.sampled, 'sample')}"
