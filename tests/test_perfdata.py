@@ -18,7 +18,7 @@ from waitfold.perfdata import PerfData, probe_fields
 DATA = Path(__file__).parent / "data" / "perf"
 RULE = PairRule("try_reader:w", "v", "try_reader:w", 0)
 FALLBACK = {"try_reader:w": probe_fields([("v", "u32")])}
-FINISHED = ("one", "chains", "several", "group", "regs", "lost")
+FINISHED = ("one", "chains", "several", "group", "regs", "lost", "packed", "pipe")
 
 Row = tuple[int, int, int, int]
 
@@ -138,7 +138,7 @@ def test_killed_is_as_good_as_finished(tmp_path: Path) -> None:
     assert rows(PerfData(path, FALLBACK))[0] == text_rows("one")
 
 
-@pytest.mark.parametrize("name", ["one", "several"])
+@pytest.mark.parametrize("name", ["one", "several", "packed", "pipe"])
 def test_truncated_at_any_byte(tmp_path: Path, name: str) -> None:
     """A truncated file is an error or a report that says so, and has no rows but true ones."""
     content = (DATA / f"{name}.data").read_bytes()
@@ -153,7 +153,8 @@ def test_truncated_at_any_byte(tmp_path: Path, name: str) -> None:
         except PerfDataError as error:
             assert str(path) in str(error)
             continue
-        assert data.cut and data.cut in stream.warnings
+        # What was written to a pipe does not say how long it is: it may end behind any record.
+        assert data.cut in stream.warnings if data.cut else name == "pipe"
         assert found == sorted(found) and set(found) <= want
         read += 1
     assert read > 50
@@ -167,7 +168,7 @@ def test_truncated_at_any_byte(tmp_path: Path, name: str) -> None:
         (bytes(4096), "not a perf.data file"),
         (np.random.default_rng(1).bytes(4096), "not a perf.data file"),
         (b"2ELIFREP" + bytes(4096), "big-endian"),
-        ((DATA / "pipe.data").read_bytes(), "to a pipe"),
+        ((DATA / "pipe.data").read_bytes()[:16], "to a pipe"),
         (b"PERFILE2" + b"\xff" * 4096, "damaged"),
     ],
 )
@@ -181,9 +182,7 @@ def test_files_that_are_refused(tmp_path: Path, content: bytes, message: str) ->
 
 
 def test_other_things_that_are_refused(tmp_path: Path) -> None:
-    """Compressed records, a folder, a device, nothing at all."""
-    with pytest.raises(PerfDataError, match="without -z"):
-        rows(PerfData(DATA / "packed.data"))
+    """A folder, a device, nothing at all."""
     with pytest.raises(PerfDataError, match="cannot be read: Is a directory"):
         PerfData(tmp_path)
     with pytest.raises(PerfDataError, match="not a regular file"):

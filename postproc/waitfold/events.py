@@ -455,6 +455,7 @@ class PerfSource:
         self._rounds = deque([-1] * 4, maxlen=4)  # the same when each of the last rounds ended
         self._last_by_cpu = np.zeros(1 << 16, np.int64)
         self._lost = self._lost_samples = 0
+        self._cut = data.cut
 
     def read(self) -> Transitions | None:
         """Return the transitions of the file's next piece, None at its end."""
@@ -477,6 +478,8 @@ class PerfSource:
         stopped, so it was written in one of the two rounds that can follow.
         """
         self._stream.lost += max(self._lost, self._lost_samples)
+        if self.data.cut and not self._cut:
+            self._stream.warnings.append(self.data.cut)  # of a stream, only its end tells
         if self._lost_samples > self._lost:
             last = self._last_by_cpu[self._last_by_cpu > self._rounds[0]]
             self._stream.gaps.append((int(min(last, default=max(self._rounds[0], 0))), _EVER))

@@ -12,19 +12,26 @@ import re
 import stat
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import FileIO
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import PerfDataError
+from .inputs import RATIO_FREE, RATIO_MAX, SLICE
 
 # Record types, perf_event.h and, from 64, tools/lib/perf/include/perf/event.h.
 MMAP, LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 1, 2, 3, 4, 7, 9, 10, 13
 FINISHED_ROUND, AUXTRACE, COMPRESSED, COMPRESSED2 = 68, 71, 81, 83
+# Those that say to a pipe what the header says in a file.
+_HEADER_ATTR, _HEADER_TRACING_DATA, _HEADER_BUILD_ID, _EVENT_UPDATE, _HEADER_FEATURE = (
+    64, 66, 67, 78, 80
+)  # fmt: skip
+_USER_TYPES = 64
+_UPDATE_NAME = 2  # of an EVENT_UPDATE
 
 # sample_type bits
 _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM, _RAW = (
@@ -45,11 +52,14 @@ _CLOCKS = {0: "CLOCK_REALTIME", 1: "CLOCK_MONOTONIC", 4: "CLOCK_MONOTONIC_RAW", 
 _SOFTWARE = {0: "cpu-clock", 1: "task-clock", 2: "page-faults", 3: "context-switches"}
 _TYPE_SOFTWARE, _TYPE_TRACEPOINT, _TYPE_BREAKPOINT = 1, 2, 5
 
+_RECORD = struct.Struct("<IHH")  # type, misc and size: what each record begins with
 _HEADER = 104  # bytes of struct perf_file_header
+_PIPE_HEADER = 16  # bytes of struct perf_pipe_file_header
 _ATTR_MIN = 64  # PERF_ATTR_SIZE_VER0
 _SECTION_MAX = 64 << 20  # no header section comes near this
 _HEAD = 64 << 10  # a record's size is 16 bits wide: what is left over of a piece is less
 _PIECE = 1 << 22  # what is looked at several times stays in the cache
+_WHOLE, _BROKEN, _PACKED = range(3)  # what follows the records of a piece
 _KIND = 7 << 48 | 0xFFFF_FFFF  # of a record's first word: its kind, and bits that are 0
 _NOT_HEAD = 7 << 48 | 0xFF8 << 32 | 0xFFFF_FF80  # bits that are 0 there, whatever its kind
 _STRETCH = 1 << 12  # words that are walked at least before it is looked for more at once
@@ -161,25 +171,63 @@ class PerfData:
     perf writes names and formats of tracepoints last, so a file whose writer was killed has none.
     `fallback`, event name -> fields, then names the file's tracepoints, in the file's order.
 
+    It may be one that perf record wrote to a pipe (-o -), and compressed by its -z. `opener` opens
+    what `path` names, where that is not the file itself.
+
     Raises PerfDataError where the file is none, damaged, or of a kind that is refused.
     """
 
     def __init__(
-        self, path: str | Path, fallback: Mapping[str, Mapping[str, Field]] | None = None
+        self,
+        path: str | Path,
+        fallback: Mapping[str, Mapping[str, Field]] | None = None,
+        opener: Callable[[], RawIOBase] | None = None,
     ) -> None:
         self.path = Path(path)
+        self.open = opener or (lambda: self.path.open("rb", buffering=0))
+        self.is_file = opener is None
         self.events: list[Event] = []
         self.info: dict[str, str] = {}
         self.build_ids: dict[str, str] = {}
         self.cut: str | None = None
         try:
-            with self.path.open("rb") as file:
+            with self.open() as file:
                 self._open(_Sections(self.path, file.fileno()), fallback or {})
         except OSError as error:
             raise PerfDataError(f"{self.path} cannot be read: {error.strerror}.") from error
 
     def _open(self, sections: _Sections, fallback: Mapping[str, Mapping[str, Field]]) -> None:
         header = sections.header()
+        self.is_pipe = len(header) == _PIPE_HEADER
+        attrs, found, updates = (self._piped if self.is_pipe else self._headed)(sections, header)
+        for feature, key in _STRINGS.items():
+            if feature in found:
+                self.info[key] = found[feature].string()
+        if _NRCPUS in found:
+            self.info["nrcpus"] = str(found[_NRCPUS].u32())
+        if _CMDLINE in found:
+            cursor = found[_CMDLINE]
+            words = [cursor.string() for _ in range(cursor.count(4))]
+            self.info["cmdline"] = " ".join(words)
+        if _BUILD_ID in found:
+            self.build_ids = _build_ids(found[_BUILD_ID])
+        names = _event_names(found[_EVENT_DESC]) if _EVENT_DESC in found else []
+        if updates and not names:
+            names = [updates.get(attr.ids[0] if attr.ids else -1, "") for attr in attrs]
+        formats = _tracing_formats(found[_TRACING_DATA]) if _TRACING_DATA in found else {}
+        self.info["clockid"] = attrs[0].clock
+        self.events = _events(attrs, names, formats, fallback)
+        self.sample_id_all = attrs[0].sample_id_all
+        self.layouts = [Layout(e.sample_type, e.read_format) for e in self.events]
+        self._check_layouts()
+        ids = sorted((id_, event.index) for event in self.events for id_ in event.ids)
+        self._ids = np.array([id_ for id_, _ in ids], np.uint64)
+        self._event_of_id = np.array([index for _, index in ids], np.int64)
+
+    def _headed(
+        self, sections: _Sections, header: bytes
+    ) -> tuple[list[_Attr], dict[int, _Cursor], dict[int, str]]:
+        """Return what stands in a file's header, and the sections behind its data."""
         _, attr_size, attrs_at, attrs_size, data_at, data_size = struct.unpack_from(
             "<6Q", header, 8
         )
@@ -214,28 +262,50 @@ class PerfData:
                     f"{self.path} was cut short: {missing} sections at its end are missing, but "
                     "all its data are there."
                 )
+        return attrs, found, {}
 
-        for feature, key in _STRINGS.items():
-            if feature in found:
-                self.info[key] = found[feature].string()
-        if _NRCPUS in found:
-            self.info["nrcpus"] = str(found[_NRCPUS].u32())
-        if _CMDLINE in found:
-            cursor = found[_CMDLINE]
-            words = [cursor.string() for _ in range(cursor.count(4))]
-            self.info["cmdline"] = " ".join(words)
-        if _BUILD_ID in found:
-            self.build_ids = _build_ids(found[_BUILD_ID])
-        names = _event_names(found[_EVENT_DESC]) if _EVENT_DESC in found else []
-        formats = _tracing_formats(found[_TRACING_DATA]) if _TRACING_DATA in found else {}
-        self.info["clockid"] = attrs[0].clock
-        self.events = _events(attrs, names, formats, fallback)
-        self.sample_id_all = attrs[0].sample_id_all
-        self.layouts = [Layout(e.sample_type, e.read_format) for e in self.events]
-        self._check_layouts()
-        ids = sorted((id_, event.index) for event in self.events for id_ in event.ids)
-        self._ids = np.array([id_ for id_, _ in ids], np.uint64)
-        self._event_of_id = np.array([index for _, index in ids], np.int64)
+    def _piped(
+        self, sections: _Sections, header: bytes
+    ) -> tuple[list[_Attr], dict[int, _Cursor], dict[int, str]]:
+        """Return the same of a stream, whose first records say it; and events' names by id."""
+        attrs: list[_Attr] = []
+        found: dict[int, _Cursor] = {}
+        updates: dict[int, str] = {}
+        at = self.data_offset = len(header)
+        while at + 8 <= sections.size:
+            kind, _, size = _RECORD.unpack(_pread(sections.file, at, 8))
+            packed = kind in (COMPRESSED, COMPRESSED2)
+            if size < 8 or kind < _USER_TYPES or kind == FINISHED_ROUND or packed:
+                break
+            record = sections.read(at, size, "a record")
+            at += size
+            record.bytes(8)
+            if kind == _HEADER_ATTR:
+                length = int.from_bytes(record.data[12:16], "little")
+                data = record.bytes(max(length, _ATTR_MIN))
+                attrs.append(_attr(data, tuple(record.u64() for _ in range(record.left // 8))))
+            elif kind == _HEADER_TRACING_DATA:
+                length = record.u32()
+                found[_TRACING_DATA] = sections.read(at, length, "the events' formats")
+                at += length
+            elif kind == _HEADER_FEATURE:
+                feature = record.u64()
+                rest = record.bytes(record.left)
+                found[feature] = _Cursor(self.path, at - size, f"header section {feature}", rest)
+            elif kind == _EVENT_UPDATE and record.u64() == _UPDATE_NAME:
+                updates[record.u64()] = record.cstring()
+            elif kind == _HEADER_BUILD_ID:
+                self.build_ids |= _build_ids(_Cursor(self.path, at - size, "", record.data))
+            else:
+                continue
+            self.data_offset = at
+        if not attrs:
+            raise PerfDataError(
+                f"{self.path} was written by perf to a pipe, and no event is described at its "
+                "start: it was cut short before anything was recorded."
+            )
+        self.data_size = sections.size - self.data_offset
+        return attrs, found, updates
 
     def _attrs(
         self, sections: _Sections, attr_size: int, attrs_at: int, attrs_size: int
@@ -267,34 +337,47 @@ class PerfData:
             )
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield all records, a MiB at a time.
+        """Yield all records, some MiB at a time; offsets behind compressed ones count unpacked.
 
         Raises PerfDataError at a record that cannot be one. In a file that is cut the records
         end there.
         """
         buffer = np.empty((_HEAD + _PIECE) // 8, np.uint64)
-        content = buffer.data.cast("B")
-        with self.path.open("rb", buffering=0) as file:
+        with self.open() as file:
             file.seek(self.data_offset)
-            left = self.data_size
-            offset = self.data_offset  # of the next record
-            rest = 0  # bytes of it that are already there, before _HEAD
-            while got := _fill(file, content[_HEAD : _HEAD + min(left, _PIECE)]):
-                left -= got
-                words = buffer[(_HEAD - rest) // 8 : (_HEAD + got) // 8]
-                piece, sane = _walk(self.path, offset, words)
-                rest += got - (piece.end - offset)
-                offset = piece.end
-                yield piece
-                if not sane:
-                    break
-                content[_HEAD - rest : _HEAD] = bytes(content[_HEAD + got - rest : _HEAD + got])
-        if (rest or left) and self.cut is None:
+            plain = _Plain(file, self.data_size)
+            packed = yield from self._pieces(plain, self.data_offset, buffer)
+            if packed is not None:
+                size = self.data_offset + self.data_size - packed
+                yield from self._pieces(_Packed(self.path, file, packed, size), packed, buffer)
+
+    def _pieces(
+        self, stream: _Plain | _Packed, offset: int, buffer: NDArray[np.uint64]
+    ) -> Generator[Piece, None, int | None]:
+        """Yield the records of a stream; return where compressed ones begin, if any do."""
+        content = buffer.data.cast("B")
+        rest = 0  # bytes of the next record that are already there, before _HEAD
+        state = _WHOLE
+        while got := _fill(stream, content[_HEAD:]):
+            words = buffer[(_HEAD - rest) // 8 : (_HEAD + got) // 8]
+            piece, state = _walk(self.path, offset, words)
+            rest += got - (piece.end - offset)
+            offset = piece.end
+            yield piece
+            if state == _PACKED and isinstance(stream, _Plain):
+                return offset
+            if state != _WHOLE:
+                break
+            content[_HEAD - rest : _HEAD] = bytes(content[_HEAD + got - rest : _HEAD + got])
+        if (rest or stream.left) and self.cut is None:
+            if self.is_pipe and state == _WHOLE:
+                self.cut = f"{self.path} was cut short. All its records that are whole are read."
+                return None
             raise PerfDataError(
                 f"{self.path}: what stands at byte {offset} is not a whole record, and "
-                f"{self.data_offset + self.data_size - offset} bytes of data should follow. The "
-                "file is damaged."
+                f"{rest + stream.left} bytes of data should follow. The file is damaged."
             )
+        return None
 
     def event_of(self, piece: Piece, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index of the event of each sample of a piece."""
@@ -453,19 +536,119 @@ def _varying(sample_type: int, read_format: int) -> list[tuple[int, int]]:
     return sizes
 
 
-def _fill(file: FileIO, buffer: memoryview) -> int:
-    """Read until `buffer` is full or the file ends; return how much."""
+class _Plain:
+    """Records as they stand in a file, from where it is."""
+
+    def __init__(self, file: RawIOBase, size: int) -> None:
+        self._file = file
+        self.left = size
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill `buffer` as far as there is something; return how far."""
+        got = self._file.readinto(buffer[: self.left]) or 0
+        self.left -= got
+        return got
+
+
+class _Packed:
+    """Records that perf record -z compressed, from where a file is, and what stands between them.
+
+    All are one zstd stream, and each begins where the one before ended. `left` counts what is
+    packed.
+    """
+
+    def __init__(self, path: Path, file: RawIOBase, offset: int, size: int) -> None:
+        # It takes longer to import than a small file to read.
+        from zstandard import ZstdDecompressor, ZstdError
+
+        file.seek(offset)
+        self.left = size
+        self._path, self._file, self._offset = path, file, offset
+        self._decoder = ZstdDecompressor().decompressobj()
+        self._error = ZstdError
+        self._input = b""
+        self._at = 0
+        self._ready: list[bytes] = []
+        self._taken = self._given = 0
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill `buffer` as far as there is something; return how far."""
+        while not self._ready:
+            record = self._record()
+            if record is None:
+                return 0
+            self._ready = list(self._unpacked(record))[::-1]
+        content = self._ready.pop()
+        got = min(len(content), len(buffer))
+        buffer[:got] = content[:got]
+        if got < len(content):
+            self._ready.append(content[got:])
+        return got
+
+    def _record(self) -> bytes | None:
+        """Return the next whole record, None where there is none."""
+        if not self._has(8):
+            return None
+        size = _RECORD.unpack_from(self._input, self._at)[2]
+        if size < 8 or not self._has(size):
+            return None
+        record = self._input[self._at : self._at + size]
+        self._at += size
+        self.left -= size
+        self._offset += size
+        return record
+
+    def _has(self, size: int) -> bool:
+        """Read until so many bytes are there; return whether they are."""
+        while len(self._input) - self._at < size <= self.left:
+            more = self._file.read(_PIECE)
+            if not more:
+                return False
+            self._input = self._input[self._at :] + more
+            self._at = 0
+        return size <= self.left
+
+    def _unpacked(self, record: bytes) -> Iterator[bytes]:
+        kind = _RECORD.unpack_from(record)[0]
+        if kind not in (COMPRESSED, COMPRESSED2):
+            yield record
+            return
+        begin, end = 8, len(record)
+        if kind == COMPRESSED2 and len(record) >= 16:
+            begin, end = 16, 16 + int.from_bytes(record[8:16], "little")
+        try:
+            for at in range(begin, min(end, len(record)), SLICE):
+                content = self._decoder.decompress(record[at : min(at + SLICE, end)])
+                self._taken += SLICE
+                self._given += len(content)
+                if self._given > RATIO_FREE + RATIO_MAX * self._taken:
+                    raise PerfDataError(
+                        f"{self._path}: its records unpack to more than {RATIO_MAX} times their "
+                        "size, as perf's never do. It is refused."
+                    )
+                if content:
+                    yield content
+        except self._error as error:
+            raise PerfDataError(
+                f"{self._path}: what is compressed before byte {self._offset} is damaged: {error}."
+            ) from None
+
+
+def _fill(stream: _Plain | _Packed, buffer: memoryview) -> int:
+    """Read until `buffer` is full or the stream ends; return how much."""
     got = 0
     while got < len(buffer):
-        more = file.readinto(buffer[got:])
+        more = stream.readinto(buffer[got:])
         if not more:
             break
         got += more
     return got
 
 
-def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bool]:
-    """Find the records in `words`, up to the last whole one; False: then comes none.
+def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, int]:
+    """Find the records in `words`, up to the last whole one, and say what follows.
+
+    That is _WHOLE, the next of them; _BROKEN, what can be none; or _PACKED, a compressed one.
 
     Samples of wait events have the size of the one before. So after a few that are alike, the first
     words of all that would follow at the same distance are compared at once: each that is alike
@@ -493,7 +676,7 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
         runs.append(np.arange(at, at + run * step, step or 1))
         at += run * step
         stretch = _STRETCH if run else 2 * stretch
-    sane = at == limit or bool(words[at] >> np.uint64(51))
+    state = _WHOLE if at == limit or words[at] >> np.uint64(51) else _BROKEN
 
     first = np.concatenate([np.empty(0, np.int64), *walked])
     heads = words.take(first)
@@ -502,13 +685,11 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
     bad |= (kind == SAMPLE) & (heads >> np.uint64(51) < 2)
     cut = int(bad.argmax()) if bad.any() else len(first)
     # Sizes of compressed ones are odd.
-    if np.isin(kind[: cut + 1], (COMPRESSED, COMPRESSED2)).any():
-        raise PerfDataError(
-            f"{path} was recorded with perf record -z, and compressed records are not read "
-            "here. Record without -z."
-        )
+    packed = np.isin(kind[: cut + 1], (COMPRESSED, COMPRESSED2))
+    if packed.any():
+        cut = int(packed.argmax())
     if cut < len(first):
-        sane = False
+        state = _PACKED if packed.any() else _BROKEN
         at = int(first[cut])
         del runs[np.searchsorted(np.cumsum([len(part) for part in walked]), cut, "right") :]
         first, heads, kind = first[:cut], heads[:cut], kind[:cut]
@@ -531,7 +712,7 @@ def _walk(path: Path, offset: int, words: NDArray[np.uint64]) -> tuple[Piece, bo
             f"{path} holds a hardware trace (AUXTRACE at byte {offset + 8 * traces[0]}), which is "
             "not read here. Record the wait events without it."
         )
-    return Piece(offset, words, samples, shortest, tasks, names, others, offset + 8 * at), sane
+    return Piece(offset, words, samples, shortest, tasks, names, others, offset + 8 * at), state
 
 
 def _chain(words: NDArray[np.uint64], at: int, until: int) -> tuple[NDArray[np.int64], int]:
@@ -643,11 +824,8 @@ class _Sections:
             )
         if header[:8] != b"PERFILE2":
             raise PerfDataError(f"{path} is not a perf.data file: it does not begin with PERFILE2.")
-        if len(header) >= 16 and header[8:16] == struct.pack("<Q", 16):
-            raise PerfDataError(
-                f"{path} was written by perf to a pipe (perf record -o -), which is not read here. "
-                "Record with -o FILE."
-            )
+        if header[8:16] == struct.pack("<Q", _PIPE_HEADER):
+            return header[:_PIPE_HEADER]
         if len(header) < _HEADER or header[8:16] != struct.pack("<Q", _HEADER):
             raise PerfDataError(
                 f"{path}: the header of a perf.data file has {_HEADER} bytes; this file has {size} "
@@ -686,11 +864,11 @@ class _Sections:
 
 
 def _pread(file: int, offset: int, size: int) -> bytes:
-    os.lseek(file, offset, os.SEEK_SET)
     parts = []
-    while size and (part := os.read(file, size)):
+    while size and (part := os.pread(file, size, offset)):
         parts.append(part)
         size -= len(part)
+        offset += len(part)
     return b"".join(parts)
 
 
