@@ -5,12 +5,14 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PREFIX ?= /usr/local
 PYTHON ?= python3
+# Of `make install`: --no-deps where numpy, pandas and pyarrow come from elsewhere.
+PIPFLAGS ?=
 # Its schema is what the tests check the export against.
 SPEEDSCOPE := speedscope@1.25.0
 SCRIPTS := waitfold-record waitfold-probes waitfold-doctor waitfold-watch
-BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh) .ci/run
+BASH_FILES := $(addprefix scripts/,$(SCRIPTS)) $(wildcard scripts/*.bash samples/*.sh bench/*.sh bench/*.bash tests/*.sh completion/*.bash) .ci/run
 
-.PHONY: help demo test lint deps install uninstall clean truth modes cost flood speed account kill fuzz diff-truth matrix usdt-postgres
+.PHONY: help demo test lint deps install install-host install-analysis uninstall clean truth modes cost flood speed account kill fuzz diff-truth matrix usdt-postgres
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -40,19 +42,45 @@ deps: .venv/.stamp ## system packages, and .venv/ with .venv/bin/waitfold
 	npm install --loglevel=error --no-audit --no-fund --no-save --ignore-scripts --prefix .venv/npm $(SPEEDSCOPE) >/dev/null
 	touch $@
 
-# Everything lies together, and the commands find the rest beside their real place.
-install: ## the host's scripts, man pages and probe sets (no Python) under PREFIX
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/waitfold/scripts $(DESTDIR)$(PREFIX)/lib/waitfold/probes/wait_events $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 755 $(addprefix scripts/,$(SCRIPTS)) $(DESTDIR)$(PREFIX)/lib/waitfold/scripts/
-	install -m 644 scripts/*.bash scripts/*.awk $(DESTDIR)$(PREFIX)/lib/waitfold/scripts/
-	install -m 644 probes/*.set $(DESTDIR)$(PREFIX)/lib/waitfold/probes/
-	install -m 644 probes/wait_events/* $(DESTDIR)$(PREFIX)/lib/waitfold/probes/wait_events/
-	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
-	for script in $(SCRIPTS); do ln -sf ../lib/waitfold/scripts/$$script $(DESTDIR)$(PREFIX)/bin/$$script; done
+# Everything lies together in LIB, and the commands find the rest beside their real place.
+LIB = $(DESTDIR)$(PREFIX)/lib/waitfold
+BIN = $(DESTDIR)$(PREFIX)/bin
+MAN = $(DESTDIR)$(PREFIX)/share/man/man1
+COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+
+install: install-host ## all commands, man pages and completion under PREFIX; the analysis needs Python 3.11 and its packages' registry
+	if ! type -P $(PYTHON) >/dev/null || ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	    echo "waitfold, the analysis, is left out: it needs Python 3.11 or later; name one with: make PYTHON=python3.12 install" >&2; \
+	else \
+	    $(MAKE) --no-print-directory install-analysis; \
+	fi
+
+install-host: ## of that what the server's host needs: the scripts, probe sets, man pages and completion; no Python
+	install -d $(BIN) $(LIB)/scripts $(LIB)/probes/wait_events $(MAN) $(COMPLETION)
+	install -m 755 $(addprefix scripts/,$(SCRIPTS)) $(LIB)/scripts/
+	install -m 644 scripts/*.bash scripts/*.awk $(LIB)/scripts/
+	install -m 644 probes/*.set $(LIB)/probes/
+	install -m 644 probes/wait_events/* $(LIB)/probes/wait_events/
+	install -m 644 docs/man/*.1 $(MAN)/
+	install -m 644 completion/waitfold.bash $(COMPLETION)/waitfold
+	for script in $(SCRIPTS); do \
+	    ln -sf ../lib/waitfold/scripts/$$script $(BIN)/$$script; \
+	    ln -sf waitfold $(COMPLETION)/$$script; \
+	done
+
+install-analysis:
+	rm -rf $(LIB)/python $(LIB)/waitfold $(BIN)/waitfold
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore $(PIPFLAGS) --target $(LIB)/python . || \
+	    { rm -rf $(LIB)/python; echo "the host's side is installed; the analysis, waitfold, is not, as pip failed. Without it: make install-host" >&2; exit 1; }
+	printf '%s\n' "#!$$($(PYTHON) -c 'import sys; print(sys.executable)')" 'import os, sys' \
+	    'sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)) + "/python")' \
+	    'from waitfold.__main__ import main' 'sys.exit(main())' > $(LIB)/waitfold
+	chmod 755 $(LIB)/waitfold
+	ln -sf ../lib/waitfold/waitfold $(BIN)/waitfold
 
 uninstall: ## what install put there
-	rm -rf $(DESTDIR)$(PREFIX)/lib/waitfold
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(SCRIPTS)) $(addprefix $(DESTDIR)$(PREFIX)/share/man/man1/,$(notdir $(wildcard docs/man/*.1)))
+	rm -rf $(LIB)
+	rm -f $(addprefix $(BIN)/,waitfold $(SCRIPTS)) $(addprefix $(COMPLETION)/,waitfold $(SCRIPTS)) $(addprefix $(MAN)/,$(notdir $(wildcard docs/man/*.1)))
 
 clean: ## what the other targets made
 	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache
