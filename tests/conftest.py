@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import io
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from waitfold import cli
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 TRACEFS = Path("/sys/kernel/tracing")
@@ -27,6 +30,9 @@ PG_BIN = max(
     key=lambda path: float(path.parent.name),
     default=Path("/usr/lib/postgresql/none/bin"),
 )
+
+# Where it is set, as in containers' images, each waitfold that a test starts compiles itself anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -289,8 +295,18 @@ def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str
 
 
 def waitfold(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the post-processor's command."""
-    return run(ROOT / ".venv/bin/waitfold", *args)
+    """Run the post-processor's command, in this process: to start one takes most of a second.
+
+    What is of the process itself, as streams and signals, is in test_cli.py.
+    """
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            status = cli.main([str(arg) for arg in args])
+        except SystemExit as called_wrongly:
+            status = called_wrongly.code
+    said = [bytes(stream.buffer.getvalue()).decode() for stream in streams]
+    return subprocess.CompletedProcess(args, status, *said)
 
 
 def report(capture: Path, *args: str) -> dict[str, Any]:
