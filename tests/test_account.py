@@ -209,7 +209,7 @@ def test_residual() -> None:
     ("text", "expected"),
     [
         ("UPDATE t1 SET a = a + -17  WHERE\n b = 'it''s 3'", "UPDATE t1 SET a = a + ? WHERE b = ?"),
-        ("SELECT $1, x.y2, 1.5e-3, 0x1F", "SELECT $1, x.y2, ?, 0x1F"),
+        ("SELECT $1, x.y2, 1.5e-3, 0x1F", "SELECT $1, x.y2, ?, ?"),
     ],
 )
 def test_shape(text: str, expected: str) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waitfold.join import BLOCKED, UNKNOWN, UNSEEN, Joined, Segments
+from waitfold.analysis import Analysis, Progress, SetAnalysis, analyse, analyse_set
+from waitfold.backends import SeenBackends
+from waitfold.capture import Capture
+from waitfold.join import BLOCKED, UNKNOWN, UNSEEN, Joined, Segments, join, switched
 from waitfold.pair import distinct
 from waitfold.queries import IDLE_IN_TRANSACTION
+from waitfold.queries import SET as QUERY_SET
 from waitfold.queries import UNKNOWN as NO_QUERY
+from waitfold.redact import without_literals
 from waitfold.sched import GUESSED
 from waitfold.waitevents import CLIENT_READ, is_idle_wait
 
@@ -183,12 +187,28 @@ class Account:
         return shape(query.text) if code > IDLE_IN_TRANSACTION else query.text
 
 
-_LITERAL = re.compile(r"'(?:[^']|'')*'|(?<![\w$.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
-
-
 def shape(text: str) -> str:
-    """Return a query in one line with `?` for strings and numbers: what those that differ share."""
-    return " ".join(_LITERAL.sub("?", text).split())
+    """Return a query in one line with `?` for its literals: what those that differ share."""
+    return " ".join(without_literals(text)[0].split())
+
+
+def report_of(
+    capture: Capture, by: Sequence[str] = (), progress: Progress | None = None
+) -> tuple[Analysis, list[SetAnalysis], Account | None]:
+    """Return what a report is of: the wait events, the other probe sets, and the accounting.
+
+    There is no accounting where neither context switches nor queries were recorded, unless `by`
+    names another dimension than backend.
+    """
+    accounted = None
+    if switched(capture) or QUERY_SET in capture.sets or list(by) not in ([], ["backend"]):
+        accounted = account(join(capture, progress))
+        # It knows of more processes what they were.
+        seen = SeenBackends(accounted.joined.backends, capture.seen.waits)
+        capture = replace(capture, seen=seen)
+    analysis = analyse(capture, progress)
+    sets = [analyse_set(capture, name, progress, analysis.backends) for name in capture.sets]
+    return analysis, sets, accounted
 
 
 def account(joined: Joined) -> Account:

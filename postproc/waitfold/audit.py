@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waitfold.account import Account
+from waitfold.bundled import Bundled
 from waitfold.capture import Capture
 from waitfold.errors import Misuse
 from waitfold.join import BLOCKED, UNSEEN, Segments
@@ -67,7 +68,9 @@ class Burnt:
         return sum(count for _, count in self.samples)
 
 
-def profile_events(capture: Capture, needed: Collection[str] = ()) -> tuple[PerfData, list[Event]]:
+def profile_events(
+    capture: Capture, needed: Collection[str] = ()
+) -> tuple[PerfData | Bundled, list[Event]]:
     """Return a capture's file with stacks, and the events SAMPLE and SWITCH of it, or those needed.
 
     Raises
@@ -77,10 +80,10 @@ def profile_events(capture: Capture, needed: Collection[str] = ()) -> tuple[Perf
 
     """
     data = capture.files[0]
-    held = data.events if isinstance(data, PerfData) else []
+    held = data.events if isinstance(data, PerfData | Bundled) else []
     # The first of each name: the second sched_switch is who comes, and has no stacks.
     firsts = {event.name: event for event in reversed(held) if event.name in _PROFILES}
-    if not isinstance(data, PerfData) or not firsts or not firsts.keys() >= set(needed):
+    if not isinstance(data, PerfData | Bundled) or not firsts or not firsts.keys() >= set(needed):
         with_ = ",".join(_PROFILES[name] for name in _PROFILES if name in (needed or _PROFILES))
         raise Misuse(f"{capture.path} was recorded without: waitfold record --with {with_} ...")
     return data, [firsts[name] for name in needed or firsts]

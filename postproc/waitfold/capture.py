@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from waitfold.archive import is_bundle
 from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, whole_lines
+from waitfold.bundled import Bundled
 from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
 from waitfold.perfdata import PerfData, probe_fields
@@ -60,7 +62,7 @@ class Capture:
     """
 
     path: Path
-    files: list[PerfData | TraceDat | WatchFile]
+    files: list[PerfData | TraceDat | WatchFile | Bundled]
     rule: Rule
     pg_version: str
     events: WaitEvents
@@ -89,7 +91,7 @@ class Capture:
 
 
 def open_capture(path: Path, naming: Naming) -> Capture:
-    """Open what `path` is: a capture folder, or a perf.data recorded by hand.
+    """Open what `path` is: a capture folder, a bundle, or a perf.data recorded by hand.
 
     Raises
     ------
@@ -103,7 +105,15 @@ def open_capture(path: Path, naming: Naming) -> Capture:
         is_folder = path.is_dir()
         if not is_folder:
             path.stat()
-        return _open_folder(path, naming) if is_folder else _open_file(path, naming)
+        if is_folder:
+            return _open_folder(path, naming)
+        if is_bundle(path):
+            _no_naming(path, naming)
+            # It reads captures, too, to make bundles of them.
+            from waitfold.bundle import open_bundle
+
+            return open_bundle(path)
+        return _open_file(path, naming)
     except FileNotFoundError as error:
         raise WaitfoldError(f"{error.filename or path}: no such file or folder") from None
     except OSError as error:
@@ -116,10 +126,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         if (folder / "perf.data").exists():
             message += f" To read its perf.data alone, name that: {folder / 'perf.data'}"
         raise WaitfoldError(message)
-    if given := naming.options():
-        raise Misuse(
-            f"{folder} is a capture, which itself says what it holds: leave out {', '.join(given)}"
-        )
+    _no_naming(folder, naming)
     manifest = _read_manifest(folder / "manifest")
     pg_version = manifest["pg_version"]
     events = WaitEvents(pg_version)
@@ -151,7 +158,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         for probe_set in sets.values()
         for event, typed in probe_set.fields.items()
     }
-    files: list[PerfData | TraceDat | WatchFile]
+    files: list[PerfData | TraceDat | WatchFile | Bundled]
     rule: Rule = known[WAIT_EVENT].rule(group)
     late = None
     since = 0
@@ -195,6 +202,13 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         warnings,
         late,
     )
+
+
+def _no_naming(path: Path, naming: Naming) -> None:
+    if given := naming.options():
+        raise Misuse(
+            f"{path} is a capture, which itself says what it holds: leave out {', '.join(given)}"
+        )
 
 
 def _number(folder: Path, manifest: dict[str, str], key: str) -> int:

@@ -12,15 +12,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from waitfold import __version__, audit
 from waitfold import diff as comparison
-from waitfold.account import DIMENSIONS, account
+from waitfold.account import DIMENSIONS, account, report_of
 from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
-from waitfold.backends import SeenBackends
+from waitfold.bundle import make_bundle, size
 from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, plain_profile
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
@@ -28,7 +27,7 @@ from waitfold.join import join
 from waitfold.perfdata import PerfData
 from waitfold.profile import read_traces
 from waitfold.queries import SET as QUERY_SET
-from waitfold.sched import has_switches
+from waitfold.redact import KINDS
 from waitfold.show import diff as show_diff
 from waitfold.show import fold, text
 from waitfold.show.timeline import timeline
@@ -58,6 +57,8 @@ examples:
       how long the waits of each event were
   waitfold report waits-db1 --json | jq '.waits[0]'
       for a program; times in ns
+  waitfold report waits-db1 --html waits.html
+      all of it as one page for a browser, which needs no network
   waitfold report perf.data --pg-version 15.18
       a perf.data of a server with wait__event probes, recorded by hand
   waitfold report perf.data --start probe:w --value v --pg-version 17
@@ -87,6 +88,16 @@ examples:
   waitfold flamegraph waits-db1 -o waits.svg --title 'Monday, slow checkout'
   waitfold flamegraph waits-db1 -o wall.svg --kind wall --event
       all time by stack; recorded with: waitfold record --with offcpu,oncpu ...""",
+    "bundle": """\
+examples:
+  waitfold bundle waits-db1 -o waits-db1.waitfold
+      for a bug report: says how large it is, and what it left out
+  waitfold report waits-db1.waitfold
+      as of the capture, and so all other verbs
+  waitfold bundle waits-db1 -o waits-db1.waitfold --max 1M --keep application
+      no larger than a megabyte, and application names as they are
+  tar xf waits-db1.waitfold
+      what is in it""",
     "diff": """\
 examples:
   waitfold diff monday tuesday
@@ -188,6 +199,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="for a program; always holds events and processes, no histogram",
     )
+    report.add_argument(
+        "--html",
+        metavar="FILE",
+        help="all of it, with timeline and flame graphs, as one page; replaced if it exists",
+    )
 
     rows = _verb(
         verbs,
@@ -266,6 +282,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         required=True,
         help="replaced if it exists; - for stdout, but not of perfetto and parquet",
+    )
+
+    sent = _verb(
+        verbs,
+        "bundle",
+        _bundle,
+        "the capture as one small file for others, without what is yours",
+        "Literals in queries, names of hosts, users, databases and applications, addresses and "
+        "paths are left out or made pseudonyms; it says what was removed and what remains.",
+    )
+    sent.add_argument("-o", metavar="FILE", required=True, help="replaced if it exists")
+    sent.add_argument(
+        "--max",
+        metavar="SIZE",
+        help="no larger than this, as 500K or 5M: stacks are trimmed, no figure of the report",
+    )
+    sent.add_argument(
+        "--keep",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help=f"leave in what is removed otherwise, again for more: {', '.join(KINDS)}",
     )
 
     for verb in (stacks, graph):
@@ -376,6 +414,10 @@ def _open(options: argparse.Namespace) -> Capture:
 
 
 def _report(options: argparse.Namespace) -> None:
+    if options.html and (options.by or options.audit or options.histogram or options.json):
+        raise Misuse(
+            "--html goes without --by, --audit, --histogram and --json: the page always holds all"
+        )
     if options.json and (options.by or options.histogram):
         raise Misuse("--json goes without --by and --histogram: it always holds the same")
     by = options.by.split(",") if options.by else []
@@ -390,16 +432,15 @@ def _report(options: argparse.Namespace) -> None:
         return
     if "query" in by and QUERY_SET not in capture.sets:
         raise Misuse(f"{capture.path} does not hold the queries: waitfold record --with query ...")
-    accounted = None
-    if any(isinstance(f, PerfData) and has_switches(f) for f in capture.files) or (
-        QUERY_SET in capture.sets or by not in ([], ["backend"])
-    ):
-        accounted = account(join(capture, _progress()))
-        # It knows of more processes what they were.
-        seen = SeenBackends(accounted.joined.backends, capture.seen.waits)
-        capture = replace(capture, seen=seen)
-    analysis = analyse(capture, _progress())
-    sets = [analyse_set(capture, name, _progress(), analysis.backends) for name in capture.sets]
+    analysis, sets, accounted = report_of(capture, by, _progress())
+    if options.html:
+        # pandas and Arrow take longer to import than a small capture to read.
+        from waitfold.show.html import page
+
+        content = page(analysis, sets, accounted, _progress())
+        with _replacing(Path(options.html)) as file:
+            file.write(content)
+        return
     if options.json:
         sys.stdout.write(text.report_json(analysis, sets, accounted))
     else:
@@ -559,6 +600,20 @@ def _export(options: argparse.Namespace) -> None:
         _complain(f"warning: {warning}")
     if recording.joined.lost:
         _complain(f"warning: {recording.joined.lost} samples were lost")
+
+
+def _bundle(options: argparse.Namespace) -> None:
+    target = Path(options.o)
+    largest = None
+    if options.max is not None:
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kKM]?)", options.max)
+        if match is None:
+            raise Misuse(f"--max {options.max}: give a number of bytes, or one with K or M")
+        largest = int(float(match[1]) * {"": 1, "K": 1000, "M": 1_000_000}[match[2].upper()])
+    made = make_bundle(_open(options), target.name, options.keep, largest, _progress())
+    with _replacing(target) as file:
+        file.write(made.content)
+    _say(f"{target}: {size(len(made.content))}, {size(made.unpacked)} unpacked\n{made.removed}")
 
 
 def _diff(options: argparse.Namespace) -> None:

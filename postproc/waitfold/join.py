@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from waitfold.analysis import Progress
 from waitfold.backends import CLIENT, PARALLEL, POSTMASTER, Backend
 from waitfold.backends import UNKNOWN as UNKNOWN_TYPE
+from waitfold.bundled import Bundled
 from waitfold.capture import Capture
 from waitfold.events import ATTACH, CUT, EXIT, FORK, STORE, TransitionStream, transitions
 from waitfold.pair import Places, merged
@@ -103,6 +104,12 @@ class Joined:
         return [pid for pid, who in self.backends.items() if who.type == POSTMASTER]
 
 
+def switched(capture: Capture) -> PerfData | Bundled | None:
+    """Return the file of a capture that has its context switches, None without."""
+    files = (file for file in capture.files if isinstance(file, PerfData | Bundled))
+    return next(filter(has_switches, files), None)
+
+
 def join(capture: Capture, progress: Progress | None = None) -> Joined:
     """Read a capture through and join what it holds of each of the server's processes.
 
@@ -116,7 +123,7 @@ def join(capture: Capture, progress: Progress | None = None) -> Joined:
         The capture cannot be read.
 
     """
-    data = next((f for f in capture.files if isinstance(f, PerfData) and has_switches(f)), None)
+    data = switched(capture)
     switches = read_switches(data, progress) if data else None
     queries = read_queries(capture, progress)
     stream = transitions(capture.files, capture.rule, progress)

@@ -125,8 +125,13 @@ def load_set(path: Path) -> ProbeSet:
         The file is not as docs/probe-sets.md says; the message names the line.
 
     """
+    return parse_set(path, path.read_text(encoding="utf-8"))
+
+
+def parse_set(path: Path, text: str) -> ProbeSet:
+    """Return the same of a text that stands for such a file, `path` in messages."""
     parser = _Parser(path)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
             parser.line(number, words[0], words[1:])
@@ -136,7 +141,7 @@ def load_set(path: Path) -> ProbeSet:
 _NEWEST = 999
 _NAME = r"[A-Za-z_]\w*"
 _EVENT = rf"(?:{_NAME}:)?{_NAME}"
-_NUMBER = r"(?:0x[0-9a-fA-F]+|\d+)"
+_NUMBER = r"(?:0x[0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,18})"
 _ARGUMENT = rf"(?:arg-?\d+|string\(arg-?\d+\)|{_NUMBER})"
 
 # Keyword: what its arguments match, joined by blanks; what it wants; whether it may come once,
@@ -145,7 +150,11 @@ _MAY, _MUST, _ANY = "may", "must", "any"
 _KEYWORDS: dict[str, tuple[str, str, str]] = {
     "set": (r"[A-Za-z_][\w-]*", "NAME", _MUST),
     "about": (r".+", "TEXT", _MUST),
-    "versions": (rf"(\d+-\d*|-\d+)( {_NAME})?", "FIRST-LAST or FIRST-LAST EVENT", _ANY),
+    "versions": (
+        rf"([0-9]{{1,3}}-([0-9]{{1,3}})?|-[0-9]{{1,3}})( {_NAME})?",
+        "FIRST-LAST or FIRST-LAST EVENT",
+        _ANY,
+    ),
     "event": (
         rf"{_NAME}( {_NAME}:([usx](8|16|32|64)|string))*",
         "NAME FIELD:TYPE..., TYPE as in u32, x32, s64, string",
@@ -175,7 +184,7 @@ _KEYWORDS: dict[str, tuple[str, str, str]] = {
         "FIELD VALUE=TEXT..., or FIELD wait-event BASE",
         _ANY,
     ),
-    "bits": (rf"{_NAME} \d+=\S+( \d+=\S+)*", "FIELD BIT=TEXT...", _ANY),
+    "bits": (rf"{_NAME} [0-9]{{1,2}}=\S+( [0-9]{{1,2}}=\S+)*", "FIELD BIT=TEXT...", _ANY),
 }
 
 

@@ -7,10 +7,10 @@ import secrets
 import struct
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,8 +146,15 @@ class Traces:
         return sorted(firsts, key=lambda i: firsts[i])
 
 
+class Traced(Protocol):
+    """A file whose stacks have names already."""
+
+    def traces_of(self, events: Sequence[Event]) -> Traces:
+        """Return the samples of some of its events."""
+
+
 def read_traces(
-    data: PerfData, events: list[Event], captured: CapturedSymbols | None = None
+    data: PerfData | Traced, events: list[Event], captured: CapturedSymbols | None = None
 ) -> Traces:
     """Return the samples of some events of a perf.data, their stacks as names.
 
@@ -161,6 +168,8 @@ def read_traces(
         The file is damaged.
 
     """
+    if not isinstance(data, PerfData):
+        return data.traces_of(events)
     if any(event.has_stack_copy for event in events):
         return _read_script(data, events)
     profile = read_profile(data, events)
@@ -547,7 +556,8 @@ class _Reader:
     def _tasks(self, piece: Piece) -> Iterator[_Record]:
         """Yield the FORK records of a piece."""
         tasks = self._data.tasks(piece)
-        columns = (tasks.at, tasks.pid, tasks.tid, tasks.parent, tasks.parent_tid, tasks.time_ns)
+        time_ns = tasks.time_ns.view(np.uint64)  # as that of the other records
+        columns = (tasks.at, tasks.pid, tasks.tid, tasks.parent, tasks.parent_tid, time_ns)
         rows = zip(*(column[~tasks.is_exit].tolist() for column in columns), strict=True)
         for at, pid, tid, parent, parent_tid, time in rows:
             inherits = not int(piece.words[at]) >> 32 & _WITHOUT_MAPS

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backends import CLIENT, PARALLEL, backend_of, whole_lines
+from .bundled import Bundled
 from .capture import Capture
 from .events import CUT, FORK, STORE, Codes, Column, PairRule, Transitions, Use, transitions
 from .pair import Places, merged
@@ -33,6 +34,9 @@ _CODE = (1 << _KIND) - 1
 # BackendState (src/include/pgstat.h to 13, utils/backend_status.h since), as of 10 to 17; 18 has a
 # new one, STATE_STARTING, before all of these. Any other means that nothing runs.
 _STATES = {2: _RUNNING, 3: _IN_TRANSACTION, 4: _FASTPATH, 5: _IN_TRANSACTION}
+
+_FASTPATH_CALL = "(fastpath function call)"
+_OTHERS = "(others)"
 
 _TEXT_MAX = 1023  # bytes of a text in backends.tsv
 _BLANKS = bytes(0x20 if byte < 0x20 or byte == 0x7F else byte for byte in range(256))
@@ -78,6 +82,16 @@ def _table() -> list[Query]:
     return [Query("(none)", 0), Query("(idle in transaction)", 0)]
 
 
+def stand_ins() -> list[str]:
+    """Return the texts that stand for queries without one."""
+    return [*(query.text for query in _table()), _FASTPATH_CALL, _OTHERS, UNKNOWN_TEXT]
+
+
+def _no_queries() -> Queries:
+    empty = np.empty(0, np.int64)
+    return Queries(empty.astype(np.int32), empty, empty.astype(np.int32), _table())
+
+
 def read_queries(capture: Capture, progress: Callable[[int, int], None] | None = None) -> Queries:
     """Return the queries of a capture; none where it does not hold the probe set `query`.
 
@@ -92,10 +106,12 @@ def read_queries(capture: Capture, progress: Callable[[int, int], None] | None =
     What was lost makes a backend's query UNKNOWN until its next report. A query that it was in
     when the recording began has no id.
     """
+    for file in capture.files:
+        if isinstance(file, Bundled):
+            return file.queries or _no_queries()
     held = capture.sets.get(SET)
     if held is None or "query_id" not in held.only:
-        empty = np.empty(0, np.int64)
-        return Queries(empty.astype(np.int32), empty, empty.astype(np.int32), _table())
+        return _no_queries()
     major = Version.parse(capture.pg_version).major
     first, last = held.only["query_id"]
     group = capture.manifest.get("group", OWN_GROUP)
@@ -304,7 +320,7 @@ def _queries(rows: _Rows, rule: _Reports) -> Queries:
         NONE,
     )
     if (kind == _FASTPATH).any():
-        table.append(Query("(fastpath function call)", 0))
+        table.append(Query(_FASTPATH_CALL, 0))
     pid, time_ns = rows.pid[first], rows.time_ns[first]
     last = np.append((pid[1:] != pid[:-1]) | (time_ns[1:] != time_ns[:-1]), True)[: len(pid)]
     pid, time_ns, code = pid[last], time_ns[last], code[last].astype(np.int32)
@@ -348,4 +364,4 @@ def _named(
 def _text(text: int | bytes | None, code: int) -> str:
     if isinstance(text, bytes):
         return text.decode(errors="backslashreplace")
-    return "(others)" if code == Codes.OTHERS else UNKNOWN_TEXT
+    return _OTHERS if code == Codes.OTHERS else UNKNOWN_TEXT

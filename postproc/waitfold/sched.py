@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,13 +128,25 @@ def name_events(data: PerfData, profiles: Sequence[str]) -> None:
             data.events[i] = replace(event, name=name, fields=fields_)
 
 
-def has_switches(data: PerfData) -> bool:
+class Scheduled(Protocol):
+    """A file of which the context switches are known already; None where it has none."""
+
+    @property
+    def switches(self) -> Switches | None:
+        """Return them."""
+
+
+def has_switches(data: PerfData | Scheduled) -> bool:
     """Return whether a file has what read_switches() reads."""
+    if not isinstance(data, PerfData):
+        return data.switches is not None
     names = [event.name for event in data.events]
     return SWITCH in names and WAKEUP in names
 
 
-def read_switches(data: PerfData, progress: Callable[[int, int], None] | None = None) -> Switches:
+def read_switches(
+    data: PerfData | Scheduled, progress: Callable[[int, int], None] | None = None
+) -> Switches:
     """Return the context switches and wakeups of a file, docs/capture.md says by which events.
 
     Of threads of any process whose name the events were filtered by.
@@ -145,6 +157,9 @@ def read_switches(data: PerfData, progress: Callable[[int, int], None] | None = 
         The file is damaged.
 
     """
+    if not isinstance(data, PerfData):
+        assert data.switches is not None
+        return data.switches
     return _Reader(data, progress).switches()
 
 
