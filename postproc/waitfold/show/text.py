@@ -113,7 +113,7 @@ def report_text(
     for key, text in [*head(analysis, db_time).items(), *said]:
         lines += wrapped(f"{key:<13}", text)
     if by and account:
-        lines += _by_tables(account, by)
+        lines += chain.from_iterable(_by_lines(table, by) for table in by_tables(account, by))
     elif by:
         lines += _process_table(analysis.processes())
     else:
@@ -442,15 +442,29 @@ def residual(account: Account) -> str:
     return text
 
 
-def _by_tables(account: Account, by: Sequence[str]) -> list[str]:
-    lines: list[str] = []
-    cells = account.of("foreground")
-    if len(cells):
-        lines += _by_table(account, by, "Client backends and parallel workers", cells, "% DB")
-    cells = account.of("background", "unknown")
-    if len(cells):
-        lines += _by_table(account, by, "All other processes", cells, "%")
-    return lines
+class ByTable(NamedTuple):
+    """Time of some processes by some of DIMENSIONS.
+
+    `rows` are names, one for each dimension, and the texts of the `columns`, the most time first.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[tuple[str, ...], list[str]]]
+    note: str
+
+
+def by_tables(account: Account, by: Sequence[str]) -> list[ByTable]:
+    """Return the tables of an accounting by some of DIMENSIONS, but those that would be empty."""
+    tables = []
+    for title, share, kinds in (
+        ("Client backends and parallel workers", "% DB", ("foreground",)),
+        ("All other processes", "%", ("background", "unknown")),
+    ):
+        cells = account.of(*kinds)
+        if len(cells):
+            tables.append(_by_table(account, by, title, cells, share))
+    return tables
 
 
 def by_rows(account: Account, by: Sequence[str], cells: Cells) -> list[Row]:
@@ -458,23 +472,17 @@ def by_rows(account: Account, by: Sequence[str], cells: Cells) -> list[Row]:
     return [row for row in account.by(by, cells) if row.busy.total or "event" not in by]
 
 
-def _by_table(
-    account: Account, by: Sequence[str], title: str, cells: Cells, share: str
-) -> list[str]:
+def _by_table(account: Account, by: Sequence[str], title: str, cells: Cells, share: str) -> ByTable:
     rows = by_rows(account, by, cells)
     more = rows[_BY_ROWS:] if "backend" not in by or len(by) > 1 else []
     scheduled, asked = account.joined.scheduled, account.joined.asked
     busy = sum(row.busy.total for row in rows)
-    idle = sum(row.idle_ns for row in rows)
     titles = ["blocked", "run q", "on-CPU"] if scheduled else []
     if scheduled and any(row.busy.unknown for row in rows):
         titles.append("?")
     titles += ["in xact"] if asked and any(row.in_transaction_ns for row in rows) else []
-    titles += ["idle"] if idle else []
-    width = WIDTH - 8 - 6 - 8 * len(titles)
-    names = ", ".join("    pid type user/database" if d == "backend" else d for d in by)
-    lines = ["", title, f"{names:<{width}}{'total':>8}{share:>6}"]
-    lines[-1] += "".join(f"{title:>8}" for title in titles)
+    titles += ["idle"] if any(row.idle_ns for row in rows) else []
+    lines = []
     for row in rows[: len(rows) - len(more)]:
         columns = {
             "blocked": row.busy.blocked,
@@ -484,19 +492,34 @@ def _by_table(
             "in xact": row.in_transaction_ns,
             "idle": row.idle_ns,
         }
-        times = f"{human(row.busy.total):>8}{percent(row.busy.total, busy):>6}"
-        times += "".join(f"{human(columns[t]) if columns[t] else '-':>8}" for t in titles)
-        name = one_line(", ".join(row.names)) if len(by) > 1 else one_line(row.names[0])
-        if by[0] == "backend":
-            name = row.names[0][:7] + name.removeprefix(row.names[0].split()[0])
-        lines += [f"{name:<{width}}{times}"] if len(name) < width else [name, " " * width + times]
+        times = [human(row.busy.total), percent(row.busy.total, busy)]
+        times += [human(columns[t]) if columns[t] else "-" for t in titles]
+        lines.append((row.names, times))
     note = ""
     if more:
         total = human(sum(row.busy.total for row in more))
         note = f"{len(more)} more, {total} together (--json has all). "
     if titles[-1:] == ["idle"]:
         note += "total is without idle time."
-    return lines + wrapped("", note)
+    return ByTable(title, ["total", share, *titles], lines, note)
+
+
+def _by_lines(table: ByTable, by: Sequence[str]) -> list[str]:
+    widths = [8, 6, *[8] * (len(table.columns) - 2)]
+    width = WIDTH - sum(widths)
+    heading = ", ".join("    pid type user/database" if d == "backend" else d for d in by)
+    lines = ["", table.title, f"{heading:<{width}}{_right(table.columns, widths)}"]
+    for names, times in table.rows:
+        name = one_line(", ".join(names)) if len(by) > 1 else one_line(names[0])
+        if by[0] == "backend":
+            name = names[0][:7] + name.removeprefix(names[0].split()[0])
+        row = _right(times, widths)
+        lines += [f"{name:<{width}}{row}"] if len(name) < width else [name, " " * width + row]
+    return lines + wrapped("", table.note)
+
+
+def _right(texts: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
 
 
 def audit_text(account: Account, blocked: list[Unexplained], burnt: list[Burnt]) -> str:
