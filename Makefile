@@ -107,7 +107,7 @@ account: deps ## is all of each backend's time accounted for, and as the kernel 
 kill: deps ## kill -9 at random moments
 	bench/kill.sh
 
-fuzz: deps ## 10,000 mutated perf.data files
+fuzz: deps ## 100,000 damaged files of all kinds that are read
 	.venv/bin/python bench/fuzz.py
 
 diff-truth: deps ## diff: A against A, and a disk that is 20 % slower

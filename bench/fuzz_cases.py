@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from waitfold import capture, cli, probeset
+from waitfold import capture, cli, probeset, waitevents
 from waitfold.errors import WaitfoldError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -373,9 +373,10 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         os.environ["WAITFOLD_DEBUG"] = "1"  # the command line lets a bug's exception through
-        # The probe sets of this checkout do not change meanwhile.
-        sets = functools.cache(probeset.load_sets)
-        capture.load_sets = sets
+        # What does not depend on the case takes longer than most of them.
+        capture.load_sets = functools.cache(probeset.load_sets)
+        capture.WaitEvents = functools.lru_cache(16)(waitevents.WaitEvents)  # type: ignore[misc]
+        cli._parser = functools.cache(cli._parser)
         self._folder = folder
         self._laid: set[str] = set()
         signal.signal(signal.SIGALRM, _alarm)
@@ -427,11 +428,6 @@ class Runner:
         if status not in (1, 2) or not last.startswith("waitfold: ") or "Traceback" in said:
             return "bad error", f"status {status}: {said}"
         return "error", ""
-
-
-def peak() -> int:
-    """Return how much memory this process has had at most, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # Whatever a case may need is loaded before its memory is limited.

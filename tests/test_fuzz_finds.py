@@ -60,3 +60,32 @@ def test_switch_from_a_thread_that_cannot_be(
     comm = data.index(b"postgres\0\0\0\0\0\0\0\0", 2000)  # sched_switch: prev_comm, prev_pid
     path.write_bytes(data[: comm + 16] + b"\xff\xff\xff\x6f" + data[comm + 20 :])
     assert "has a thread that cannot be" in refused(capsys, "report", everything, "--by", "backend")
+
+
+def test_fork_at_a_time_that_cannot_be(everything: Path) -> None:
+    """The time of a FORK record is unsigned, as that of the records that it is sorted among."""
+    path = everything / "perf.data"
+    data = bytearray(path.read_bytes())
+    fork = next(at for at, kind in records(data) if kind == 7)
+    struct.pack_into("<Q", data, fork + 24, (1 << 64) - 1)
+    path.write_bytes(data)
+    assert cli.main(["fold", str(everything), "--kind", "wall"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"event ", b"ev\xffnt "),
+        (b"start ", b"names text 007=bond\nstart "),
+        (b"start ", b"names text " + b"9" * 5000 + b"=x\nstart "),
+        (b"versions 14-", b"versions " + b"9" * 5000 + b"-"),
+    ],
+)
+def test_damaged_set(
+    everything: Path, capsys: pytest.CaptureFixture[str], before: bytes, after: bytes
+) -> None:
+    """A capture's probe set that is not text, or has numbers that are none, is told by its line."""
+    path = everything / "query.set"
+    assert before in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(before, after))
+    assert "query.set:" in refused(capsys, "report", everything)

@@ -125,7 +125,7 @@ def load_set(path: Path) -> ProbeSet:
         The file is not as docs/probe-sets.md says; the message names the line.
 
     """
-    return parse_set(path, path.read_text(encoding="utf-8"))
+    return parse_set(path, path.read_text(encoding="utf-8", errors="replace"))
 
 
 def parse_set(path: Path, text: str) -> ProbeSet:
@@ -142,6 +142,7 @@ _NEWEST = 999
 _NAME = r"[A-Za-z_]\w*"
 _EVENT = rf"(?:{_NAME}:)?{_NAME}"
 _NUMBER = r"(?:0x[0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,18})"
+_MAJOR = r"[0-9]{1,3}"
 _ARGUMENT = rf"(?:arg-?\d+|string\(arg-?\d+\)|{_NUMBER})"
 
 # Keyword: what its arguments match, joined by blanks; what it wants; whether it may come once,
@@ -151,7 +152,7 @@ _KEYWORDS: dict[str, tuple[str, str, str]] = {
     "set": (r"[A-Za-z_][\w-]*", "NAME", _MUST),
     "about": (r".+", "TEXT", _MUST),
     "versions": (
-        rf"([0-9]{{1,3}}-([0-9]{{1,3}})?|-[0-9]{{1,3}})( {_NAME})?",
+        rf"({_MAJOR}-({_MAJOR})?|-{_MAJOR})( {_NAME})?",
         "FIRST-LAST or FIRST-LAST EVENT",
         _ANY,
     ),
