@@ -29,7 +29,7 @@ from waitfold.profile import read_traces
 from waitfold.queries import SET as QUERY_SET
 from waitfold.redact import KINDS
 from waitfold.show import diff as show_diff
-from waitfold.show import fold, text
+from waitfold.show import fold, markdown, text
 from waitfold.show.timeline import timeline
 from waitfold.symbols import captured_symbols
 
@@ -56,6 +56,8 @@ examples:
   waitfold report waits-db1 --histogram | less
       how long the waits of each event were
   waitfold report waits-db1 --json | jq '.waits[0]'
+  waitfold report waits-db1 --markdown
+      to be pasted into an issue or an e-mail
       for a program; times in ns
   waitfold report waits-db1 --html waits.html
       all of it as one page for a browser, which needs no network
@@ -200,6 +202,11 @@ def _parser() -> argparse.ArgumentParser:
         help="for a program; always holds events and processes, no histogram",
     )
     report.add_argument(
+    report.add_argument(
+        "--markdown",
+        action="store_true",
+        help="to be pasted into an issue or an e-mail: GitHub's tables, at most 65,000 characters",
+    )
         "--html",
         metavar="FILE",
         help="all of it, with timeline and flame graphs, as one page; replaced if it exists",
@@ -414,13 +421,15 @@ def _open(options: argparse.Namespace) -> Capture:
 
 
 def _report(options: argparse.Namespace) -> None:
-    if options.html and (options.by or options.audit or options.histogram or options.json):
-        raise Misuse(
-            "--html goes without --by, --audit, --histogram and --json: the page always holds all"
-        )
+    if bool(options.html) + options.json + options.markdown > 1:
+        raise Misuse("--json, --markdown and --html: give one of them")
+    if options.html and (options.by or options.audit or options.histogram):
+        raise Misuse("--html goes without --by, --audit and --histogram: the page holds all")
     if options.json and (options.by or options.histogram):
         raise Misuse("--json goes without --by and --histogram: it always holds the same")
     by = options.by.split(",") if options.by else []
+    if options.markdown and options.histogram:
+        raise Misuse("--markdown goes without --histogram")
     for dimension in by:
         if dimension not in DIMENSIONS or by.count(dimension) > 1:
             raise Misuse(f"--by {options.by}: give some of {', '.join(DIMENSIONS)}, each once")
@@ -444,6 +453,8 @@ def _report(options: argparse.Namespace) -> None:
     if options.json:
         sys.stdout.write(text.report_json(analysis, sets, accounted))
     else:
+    elif options.markdown:
+        sys.stdout.write(markdown.report_markdown(analysis, by, sets, accounted))
         _say(text.report_text(analysis, by, options.histogram, sets, accounted))
 
 
@@ -455,6 +466,8 @@ def _audit(capture: Capture, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(text.audit_json(blocked, burnt))
     else:
+    elif options.markdown:
+        sys.stdout.write(markdown.audit_markdown(accounted, blocked, burnt))
         _say(text.audit_text(accounted, blocked, burnt))
 
 

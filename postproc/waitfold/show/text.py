@@ -22,9 +22,9 @@ FORMAT = 1
 
 WIDTH = 80
 _BAR = 40
-_SET_ROWS = 20
+SET_ROWS = 20
 _BY_ROWS = 40
-_AUDIT_ROWS, _AUDIT_STACKS = 15, 3
+AUDIT_ROWS, AUDIT_STACKS = 15, 3
 
 
 def report_json(
@@ -247,15 +247,12 @@ def _wait_table(table: WaitTable) -> list[str]:
 
 def _set_table(one: SetAnalysis) -> list[str]:
     waits = one.waits()
-    note = set_note(one)
-    if more := waits[_SET_ROWS:]:
-        total = human(sum(wait.time_ns for wait in more))
-        note = f"{len(more)} more, {total} together (--json has all). {note}"
+    note = f"{more([wait.time_ns for wait in waits[SET_ROWS:]])} {set_note(one)}".lstrip()
     return [
         "",
         *wrapped("", f"{one.probe_set.name}: {one.probe_set.about}"),
         _columns(name="name"),
-        *chain.from_iterable(_row(wait, name=one_line(wait.name)) for wait in waits[:_SET_ROWS]),
+        *chain.from_iterable(_row(wait, name=one_line(wait.name)) for wait in waits[:SET_ROWS]),
         *wrapped("", note),
     ]
 
@@ -474,7 +471,7 @@ def by_rows(account: Account, by: Sequence[str], cells: Cells) -> list[Row]:
 
 def _by_table(account: Account, by: Sequence[str], title: str, cells: Cells, share: str) -> ByTable:
     rows = by_rows(account, by, cells)
-    more = rows[_BY_ROWS:] if "backend" not in by or len(by) > 1 else []
+    shown = len(rows) if list(by) == ["backend"] else _BY_ROWS
     scheduled, asked = account.joined.scheduled, account.joined.asked
     busy = sum(row.busy.total for row in rows)
     titles = ["blocked", "run q", "on-CPU"] if scheduled else []
@@ -483,7 +480,7 @@ def _by_table(account: Account, by: Sequence[str], title: str, cells: Cells, sha
     titles += ["in xact"] if asked and any(row.in_transaction_ns for row in rows) else []
     titles += ["idle"] if any(row.idle_ns for row in rows) else []
     lines = []
-    for row in rows[: len(rows) - len(more)]:
+    for row in rows[:shown]:
         columns = {
             "blocked": row.busy.blocked,
             "run q": row.busy.run_queue,
@@ -495,13 +492,10 @@ def _by_table(account: Account, by: Sequence[str], title: str, cells: Cells, sha
         times = [human(row.busy.total), percent(row.busy.total, busy)]
         times += [human(columns[t]) if columns[t] else "-" for t in titles]
         lines.append((row.names, times))
-    note = ""
-    if more:
-        total = human(sum(row.busy.total for row in more))
-        note = f"{len(more)} more, {total} together (--json has all). "
+    note = more([row.busy.total for row in rows[shown:]])
     if titles[-1:] == ["idle"]:
-        note += "total is without idle time."
-    return ByTable(title, ["total", share, *titles], lines, note)
+        note += " total is without idle time."
+    return ByTable(title, ["total", share, *titles], lines, note.lstrip())
 
 
 def _by_lines(table: ByTable, by: Sequence[str]) -> list[str]:
@@ -534,30 +528,33 @@ def audit_text(account: Account, blocked: list[Unexplained], burnt: list[Burnt])
             f"Blocked without a wait event: {total}, by the stack where the CPU was left",
             f"{'total':>8}{'count':>8}{'mean':>8}{'max':>8}  stack, innermost function first",
         ]
-        for one in blocked[:_AUDIT_ROWS]:
+        for one in blocked[:AUDIT_ROWS]:
             times = f"{human(one.ns):>8}{count(one.count):>8}{human(one.ns / one.count):>8}"
             lines += _stack_lines(f"{times}{human(one.max_ns):>8}  ", one.stack)
-        lines += _more([one.ns for one in blocked[_AUDIT_ROWS:]])
+        lines += wrapped("", more([one.ns for one in blocked[AUDIT_ROWS:]]))
     lines += [
         "",
         "On a CPU inside a wait event, and where samples found it",
         f"{'on-CPU':>8}{'of':>8}{'%':>6}  wait event, samples",
     ]
-    for event in burnt[:_AUDIT_ROWS]:
+    for event in burnt[:AUDIT_ROWS]:
         exact = event.on_cpu_ns
         share = percent(exact, event.total_ns) if exact is not None else "-"
         lines.append(
             f"{human(exact):>8}{human(event.total_ns):>8}{share:>6}  {event.event}, "
             f"{_plural(event.sampled, 'sample')}"
         )
-        for stack, n in event.samples[:_AUDIT_STACKS]:
+        for stack, n in event.samples[:AUDIT_STACKS]:
             lines += _stack_lines(f"{n:>30}  ", stack)
-    lines += _more([event.on_cpu_ns or 0 for event in burnt[_AUDIT_ROWS:]])
+    lines += wrapped("", more([event.on_cpu_ns or 0 for event in burnt[AUDIT_ROWS:]]))
     return "\n".join(lines) + "\n"
 
 
-def _more(rest: list[int]) -> list[str]:
-    return [f"{len(rest)} more, {human(sum(rest))} together (--json has all)."] if rest else []
+def more(rest_ns: list[int]) -> str:
+    """Return what is said of the rows that a table has no room for, nothing of none."""
+    if not rest_ns:
+        return ""
+    return f"{len(rest_ns)} more, {human(sum(rest_ns))} together (--json has all)."
 
 
 def _stack_lines(label: str, stack: tuple[str, ...]) -> list[str]:
