@@ -437,7 +437,7 @@ def _report(options: argparse.Namespace) -> None:
     if options.audit:
         if by or options.histogram:
             raise Misuse("--audit goes without --by and --histogram")
-        _audit(capture, options.json)
+        _audit(capture, options)
         return
     if "query" in by and QUERY_SET not in capture.sets:
         raise Misuse(f"{capture.path} does not hold the queries: waitfold record --with query ...")
@@ -458,17 +458,17 @@ def _report(options: argparse.Namespace) -> None:
         _say(text.report_text(analysis, by, options.histogram, sets, accounted))
 
 
-def _audit(capture: Capture, as_json: bool) -> None:
+def _audit(capture: Capture, options: argparse.Namespace) -> None:
     data, events = audit.profile_events(capture)
     accounted = account(join(capture, _progress()))
     traces = read_traces(data, events, captured_symbols(capture.path))
     blocked, burnt = audit.unexplained(accounted, traces), audit.burnt(accounted, traces)
-    if as_json:
+    if options.json:
         sys.stdout.write(text.audit_json(blocked, burnt))
-    else:
     elif options.markdown:
         sys.stdout.write(markdown.audit_markdown(accounted, blocked, burnt))
         _say(text.audit_text(accounted, blocked, burnt))
+    else:
 
 
 def _waits(options: argparse.Namespace) -> None:
