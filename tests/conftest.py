@@ -31,10 +31,6 @@ PG_BIN = max(
     default=Path("/usr/lib/postgresql/none/bin"),
 )
 
-# Where it is set, as in containers' images, each waitfold that a test starts compiles itself anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Where CI=true nothing may be skipped: what a test needs, the Makefile installs."""
