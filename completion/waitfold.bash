@@ -11,7 +11,7 @@ _waitfold_takes() {
     local capture='--start= --value= --end= --pg-version= =FILE'
     case $1 in
         waitfold) REPLY='=report|waits|fold|flamegraph|diff|timeline|export|record|probes|doctor|watch --version' ;;
-        'waitfold report') REPLY="--by=,backend|query|event|database|user|application --audit --histogram --json --html=FILE $capture" ;;
+        'waitfold report') REPLY="--by=,backend|query|event|database|user|application --audit --histogram --json --html=FILE --markdown $capture" ;;
         'waitfold waits') REPLY="-o=FILE --set=$sets $capture" ;;
         'waitfold fold') REPLY="$stacks $capture" ;;
         'waitfold flamegraph') REPLY="-o=FILE --title= $stacks $capture" ;;

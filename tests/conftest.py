@@ -31,6 +31,7 @@ PG_BIN = max(
     default=Path("/usr/lib/postgresql/none/bin"),
 )
 
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Where CI=true nothing may be skipped: what a test needs, the Makefile installs."""
