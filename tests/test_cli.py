@@ -362,7 +362,7 @@ def test_failure_keeps_the_old_file(run: Run, capture: Path, tmp_path: Path) -> 
 
 def test_disk_full(tmp_path: Path) -> None:
     """A full disk is one message; no half-written file stays."""
-    # Python does not see that it could write its compiled modules in part only, and reads them later.
+    # Python does not notice that it could write a compiled module in part only, and reads it later.
     ulimit = 'ulimit -f 8; trap "" XFSZ; PYTHONDONTWRITEBYTECODE=1 exec "$@"'
     limit = ["sh", "-c", ulimit, "sh"]
     result = subprocess.run(
