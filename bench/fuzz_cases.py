@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import functools
 import io
+import json
+import lzma
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -21,8 +24,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from waitfold import capture, cli, probeset, waitevents
+from waitfold.bundle import make_bundle
+from waitfold.capture import Naming, open_capture
 from waitfold.errors import WaitfoldError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +50,8 @@ class Use:
     base: str
     file: str
     argv: str
+    pack: Callable[[bytes], bytes] = bytes
+    """What makes the file of the case's bytes."""
 
     def words(self, folder: Path) -> list[str]:
         """Return the arguments of the command."""
@@ -120,6 +128,8 @@ def _records(data: bytearray) -> list[tuple[int, int]]:
         at = 16  # of a pipe
     places = []
     while at + 8 <= len(data) and (step := int.from_bytes(data[at + 6 : at + 8], "little")):
+        if data[at] == 66:  # PERF_RECORD_HEADER_TRACING_DATA, behind which the data stand
+            step += (int.from_bytes(data[at + 8 : at + 12], "little") + 7) & -8
         places.append((at, step))
         at += step
     return places
@@ -245,9 +255,124 @@ def words(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
     data[:] = b"\n".join(rows)
 
 
+# Damage to a bundle: its tar as it is before xz
+
+
+def _members(data: bytes) -> list[tuple[int, int]]:
+    """Return where the headers of a tar are, and the sizes of what follows each."""
+    found = []
+    at = 0
+    while at + 512 <= len(data) and any(data[at : at + 512]):
+        try:
+            size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
+        except ValueError:
+            break
+        if size < 0:
+            break
+        found.append((at, size))
+        at += 512 + (size + 511 & -512)
+    return found
+
+
+def bundle_of(data: bytes) -> bytes:
+    """Return a tar in xz, its checksums set right."""
+    own = bytearray(data)
+    for at, _ in _members(data):
+        own[at + 148 : at + 156] = b" " * 8
+        own[at + 148 : at + 156] = b"%06o\0 " % sum(own[at : at + 512])
+    return lzma.compress(own, preset=0)
+
+
+def _rebuilt(members: list[tuple[bytes, bytes]]) -> bytes:
+    parts = []
+    for head, content in members:
+        parts.append(head[:124] + b"%011o\0" % len(content) + head[136:])
+        parts.append(content + bytes(-len(content) % 512))
+    return b"".join(parts) + bytes(1024)
+
+
+def members(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
+    """Change what members hold, by their kind, or drop, double or rename them."""
+    own = [
+        (bytes(data[a : a + 512]), bytes(data[a + 512 : a + 512 + s])) for a, s in _members(data)
+    ]
+    for _i in range(rng.choice((1, 1, 2, 5))):
+        if not own:
+            return
+        at = rng.randrange(len(own))
+        head, content = own[at]
+        name = head[:100].rstrip(b"\0")
+        kind = rng.randrange(12)
+        if kind == 0:
+            del own[at]
+        elif kind == 1:
+            other = rng.choice((rng.choice(own)[0][:100], b"../x", b"/etc/x", name + b"x"))
+            own[at] = other.ljust(100, b"\0") + head[100:], content
+        elif kind == 2:
+            own[at] = head, rng.choice(own)[1]
+        else:
+            changed = bytearray(content)
+            if name.endswith(b".npy"):
+                _numbers_of_column(rng, changed)
+            elif name.endswith(b".json"):
+                _values_of_json(rng, changed)
+            else:
+                rng.choice((words, lines))(rng, changed, [content])
+            own[at] = head, bytes(changed)
+    data[:] = _rebuilt(own)
+
+
+def _numbers_of_column(rng: random.Random, data: bytearray) -> None:
+    begin = data.find(b"\n") + 1
+    kind = re.search(rb"[iu]([1248])", data)
+    each = int(kind[1]) if kind else 1
+    count = (len(data) - begin) // each
+    for _i in range(min(count, rng.choice((1, 2, 20)))):
+        at = begin + each * rng.randrange(count)
+        value = rng.choice((*_VALUES, rng.getrandbits(64), rng.randrange(300)))
+        data[at : at + each] = value.to_bytes(8, "little")[:each]
+    if rng.random() < 0.2:
+        other = rng.choice((b"<u1", b"<i8", b"<u8", b"<i1", b"<f8", b"|O", b">u4"))
+        data[:begin] = re.sub(rb"[<|][iu][1248]", other, data[:begin])
+    if rng.random() < 0.2 and begin:  # fewer rows, or more, with a header that fits
+        rows = rng.choice((0, 1, max(count - 1, 0), count + 1))
+        head = re.sub(rb"\((\d+),\)", b"(%d,)" % rows, data[:begin])
+        data[:] = head + data[begin : begin + rows * each].ljust(rows * each, b"\1")
+        data[8:10] = (len(head) - 10).to_bytes(2, "little")
+
+
+def _values_of_json(rng: random.Random, data: bytearray) -> None:
+    top = json.loads(data)
+    places: list[tuple[Any, Any]] = []
+
+    def walk(value: Any) -> None:
+        for key in value if isinstance(value, dict) else range(len(value)):
+            places.append((value, key))
+            if isinstance(value[key], dict | list):
+                walk(value[key])
+
+    walk(top)
+    for _i in range(rng.choice((1, 1, 3))):
+        if not places:
+            return
+        value, key = rng.choice(places)
+        new = rng.choice(
+            (0, -1, 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, 1e308, None, True,
+             "", "x", "\ud800", "\0", "a" * 100_000, "\x1b[31m", [], {}, [[]], [0], {"a": 0})
+        )  # fmt: skip
+        if isinstance(value, list) and (key >= len(value) or rng.random() < 0.3):
+            value.append(new)
+        elif isinstance(value, list) and rng.random() < 0.2:
+            del value[key]
+        else:
+            value[key] = new
+    data[:] = json.dumps(top, separators=(",", ":")).encode()
+
+
 ANY: list[Mutation] = [flip_bits, truncate, splice, numbers, zeros, noise]
 PERF_DATA: list[Mutation] = [*ANY, record_headers, record_headers, records, unfinished]
 TRACE_DAT: list[Mutation] = [*ANY, pages, pages, pages]
+BUNDLE: list[Mutation] = [flip_bits, truncate, splice, *[members] * 8]
 TEXT: list[Mutation] = [flip_bits, truncate, splice, noise, lines, lines, words, words, words]
 
 BY_HAND = "--start *:w --value v --pg-version 15.18"
@@ -279,10 +404,10 @@ def perf_data() -> Reader:
         Use("fuzz/ring", "perf.data", "report --histogram CAPTURE"),
         Use("mixed", "perf.data", "timeline -o /dev/null CAPTURE"),
     ]
-    by_hand = ["one", "chains", "group", "lost", "regs", "several", "packed"]
+    by_hand = ["one", "chains", "group", "lost", "regs", "several", "packed", "pipe"]
     seeds = [
         *_named(" ".join(f"fuzz/{name}.data" for name in by_hand), [0, 1]),
-        *_named("fuzz/chains.data fuzz/dwarf.data", [3]),
+        *_named("fuzz/chains.data fuzz/dwarf.data fuzz/zpipe.data", [3]),
         *_named("usdt.data", [2]),
         *_named("fuzz/ring/perf.data", [4, 5, 16, 17]),
         *_named("fuzz/sets.data", [6, 7]),
@@ -339,10 +464,34 @@ def capture_text() -> Reader:
     return Reader("capture text", uses, seeds, TEXT)
 
 
+def bundle() -> Reader:
+    """Read bundles, as their tar is before it is compressed, and damaged in xz."""
+    argvs = [
+        "report --json FILE",
+        "report --by query,event FILE",
+        "report --audit FILE",
+        "waits --set query -o - FILE",
+        "fold --kind wall --event --query FILE",
+        "timeline -o /dev/null FILE",
+        "export --format csv -o - FILE",
+    ]
+    uses = [Use("", "x.waitfold", argv, bundle_of) for argv in argvs]
+    uses.append(Use("", "x.waitfold", "report FILE"))
+    seeds = []
+    for base in ("fuzz/all", "sets", "fuzz/ftrace"):
+        capture_ = open_capture(DATA / base, Naming())
+        packed = make_bundle(capture_, base, ["queries"]).content
+        most = len(argvs) if base == "fuzz/all" else 2
+        seeds.append((lzma.decompress(packed), list(range(most))))
+        seeds.append((packed, [len(argvs)]))
+    return Reader("bundle", uses, seeds, BUNDLE)
+
+
 READERS: dict[str, Callable[[], Reader]] = {
     "perf.data": perf_data,
     "trace.dat": trace_dat,
     "capture text": capture_text,
+    "bundle": bundle,
 }
 
 
@@ -396,7 +545,7 @@ class Runner:
                 folder.mkdir()
         path = folder / use.file
         before = path.read_bytes() if path.exists() else None
-        path.write_bytes(data)
+        path.write_bytes(use.pack(data))
         try:
             return self._command(use.words(folder))
         finally:

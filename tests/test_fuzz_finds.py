@@ -89,3 +89,10 @@ def test_damaged_set(
     assert before in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(before, after))
     assert "query.set:" in refused(capsys, "report", everything)
+
+
+def test_bundle_with_a_profile(everything: Path, tmp_path: Path) -> None:
+    """Columns of all kinds, unsigned ones too, are checked when a bundle is read."""
+    bundle = tmp_path / "x.waitfold"
+    assert cli.main(["bundle", str(everything), "-o", str(bundle)]) == 0
+    assert cli.main(["report", "--audit", str(bundle)]) == 0

@@ -732,7 +732,7 @@ class _Reader:
             ("stacks.frame", entries, len(names)),
             ("stacks.length", lengths, len(entries) + 1),
         ):
-            low, high = int(column.min(initial=0)), int(column.max(initial=-1))
+            low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
             if low < 0 or high >= end:
                 raise self._damaged(f"{name}.npy", "a number that cannot be")
         if int(lengths.sum()) != len(entries):
