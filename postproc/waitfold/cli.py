@@ -20,18 +20,19 @@ from waitfold import diff as comparison
 from waitfold.account import DIMENSIONS, account, report_of
 from waitfold.analysis import Progress, analyse, analyse_set, intervals, set_intervals
 from waitfold.bundle import make_bundle, size
-from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, plain_profile
+from waitfold.capture import WAIT_EVENT, Capture, Naming, open_capture, open_stacks
 from waitfold.errors import Misuse, WaitfoldError
 from waitfold.events import TransitionStream
 from waitfold.join import join
 from waitfold.perfdata import PerfData
-from waitfold.profile import read_traces
+from waitfold.profile import read_traces, text_traces
 from waitfold.queries import SET as QUERY_SET
 from waitfold.redact import KINDS
 from waitfold.show import diff as show_diff
 from waitfold.show import fold, markdown, text
 from waitfold.show.timeline import timeline
 from waitfold.symbols import captured_symbols
+from waitfold.tracetext import TraceText
 
 SCRIPTS = {
     "record": "record a running server into a capture",
@@ -56,9 +57,9 @@ examples:
   waitfold report waits-db1 --histogram | less
       how long the waits of each event were
   waitfold report waits-db1 --json | jq '.waits[0]'
+      for a program; times in ns
   waitfold report waits-db1 --markdown
       to be pasted into an issue or an e-mail
-      for a program; times in ns
   waitfold report waits-db1 --html waits.html
       all of it as one page for a browser, which needs no network
   waitfold report perf.data --pg-version 15.18
@@ -202,11 +203,11 @@ def _parser() -> argparse.ArgumentParser:
         help="for a program; always holds events and processes, no histogram",
     )
     report.add_argument(
-    report.add_argument(
         "--markdown",
         action="store_true",
         help="to be pasted into an issue or an e-mail: GitHub's tables, at most 65,000 characters",
     )
+    report.add_argument(
         "--html",
         metavar="FILE",
         help="all of it, with timeline and flame graphs, as one page; replaced if it exists",
@@ -452,9 +453,9 @@ def _report(options: argparse.Namespace) -> None:
         return
     if options.json:
         sys.stdout.write(text.report_json(analysis, sets, accounted))
-    else:
     elif options.markdown:
         sys.stdout.write(markdown.report_markdown(analysis, by, sets, accounted))
+    else:
         _say(text.report_text(analysis, by, options.histogram, sets, accounted))
 
 
@@ -467,8 +468,8 @@ def _audit(capture: Capture, options: argparse.Namespace) -> None:
         sys.stdout.write(text.audit_json(blocked, burnt))
     elif options.markdown:
         sys.stdout.write(markdown.audit_markdown(accounted, blocked, burnt))
-        _say(text.audit_text(accounted, blocked, burnt))
     else:
+        _say(text.audit_text(accounted, blocked, burnt))
 
 
 def _waits(options: argparse.Namespace) -> None:
@@ -522,10 +523,9 @@ def _stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
         return _time_stacks(options)
     if options.event or options.query:
         raise Misuse("--event and --query are of --kind oncpu, offcpu and wall")
-    data = plain_profile(options.capture, _naming(options))
-    if data is not None:
-        return _profile_stacks(data, options)
-    capture = _open(options)
+    capture = open_stacks(options.capture, _naming(options))
+    if not isinstance(capture, Capture):
+        return _profile_stacks(capture, options)
     analysis = analyse(capture, _progress())
     _warn(capture, analysis.stream)
     stacks = fold.folded(analysis, options.idle)
@@ -547,11 +547,16 @@ def _set_stacks(options: argparse.Namespace) -> tuple[str, fold.Look]:
     return fold.folded_set(one), fold.Look(_title(options.set, capture))
 
 
-def _profile_stacks(data: PerfData, options: argparse.Namespace) -> tuple[str, fold.Look]:
-    """Fold a perf.data without wait events, that of `perf record --call-graph`."""
+def _profile_stacks(
+    data: PerfData | TraceText, options: argparse.Namespace
+) -> tuple[str, fold.Look]:
+    """Fold a perf.data without wait events, that of `perf record --call-graph`, or its text."""
     if options.idle:
         raise Misuse(f"--idle is of wait events, and {data.path} holds none")
-    traces = read_traces(data, [event for event in data.events if event.has_callchain])
+    if isinstance(data, PerfData):
+        traces = read_traces(data, [event for event in data.events if event.has_callchain])
+    else:
+        traces = text_traces(data)
     for warning in traces.warnings:
         _complain(f"warning: {warning}")
     if not len(traces.time_ns):
