@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +14,8 @@ from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, 
 from waitfold.bundled import Bundled
 from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
+from waitfold.inputs import STDIN, Input
+from waitfold.perfdata import MAGICS as PERF_MAGICS
 from waitfold.perfdata import PerfData, probe_fields
 from waitfold.probeset import OWN_GROUP, ProbeSet, load_set, load_sets
 from waitfold.sched import name_events
@@ -27,6 +30,7 @@ from waitfold.stores import (
     store_rule,
 )
 from waitfold.tracedat import MAGIC, TraceDat, listed
+from waitfold.tracetext import TraceText
 from waitfold.waitevents import Version, WaitEvents
 
 FORMAT = 2
@@ -34,6 +38,9 @@ FORMAT = 2
 
 WAIT_EVENT = "wait-event"
 """The probe set that every capture holds first."""
+
+File = PerfData | TraceDat | TraceText
+"""What was recorded by hand."""
 
 _NEVER = (1 << 63) - 1
 
@@ -62,7 +69,7 @@ class Capture:
     """
 
     path: Path
-    files: list[PerfData | TraceDat | WatchFile | Bundled]
+    files: list[File | WatchFile | Bundled]
     rule: Rule
     pg_version: str
     events: WaitEvents
@@ -91,29 +98,40 @@ class Capture:
 
 
 def open_capture(path: Path, naming: Naming) -> Capture:
-    """Open what `path` is: a capture folder, a bundle, or a perf.data recorded by hand.
+    """Open a capture folder, a bundle, or what was recorded by hand: docs/inputs.md lists it.
 
     Raises
     ------
     WaitfoldError
-        It cannot be read, or is neither.
+        It cannot be read, or is none of these.
     Misuse
         The naming options are missing, too many, or name what is not there.
 
     """
+    opened = _opened(path, naming, None)
+    assert isinstance(opened, Capture)
+    return opened
+
+
+def open_stacks(path: Path, naming: Naming) -> Capture | PerfData | TraceText:
+    """Open a capture, as open_capture() does, or what holds stacks and no events of a probe set."""
+    return _opened(path, naming, _stacks)
+
+
+def _opened(
+    path: Path, naming: Naming, plain: Callable[[File, Naming], PerfData | TraceText | None] | None
+) -> Capture | PerfData | TraceText:
     try:
-        is_folder = path.is_dir()
-        if not is_folder:
-            path.stat()
-        if is_folder:
+        if path.is_dir():
             return _open_folder(path, naming)
-        if is_bundle(path):
+        if path != STDIN and stat.S_ISREG(path.stat().st_mode) and is_bundle(path):
             _no_naming(path, naming)
             # It reads captures, too, to make bundles of them.
             from waitfold.bundle import open_bundle
 
             return open_bundle(path)
-        return _open_file(path, naming)
+        data = _read(Input(path))
+        return (plain and plain(data, naming)) or _by_hand(data, naming)
     except FileNotFoundError as error:
         raise WaitfoldError(f"{error.filename or path}: no such file or folder") from None
     except OSError as error:
@@ -158,7 +176,7 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
         for probe_set in sets.values()
         for event, typed in probe_set.fields.items()
     }
-    files: list[PerfData | TraceDat | WatchFile | Bundled]
+    files: list[File | WatchFile | Bundled]
     rule: Rule = known[WAIT_EVENT].rule(group)
     late = None
     since = 0
@@ -278,12 +296,9 @@ def _window(folder: Path, manifest: dict[str, str]) -> tuple[int | None, int | N
     return start_ns, end_ns
 
 
-def _open_file(path: Path, naming: Naming) -> Capture:
-    data: PerfData | TraceDat
-    with path.open("rb") as file:
-        is_trace = file.read(len(MAGIC)) == MAGIC
-    data = TraceDat(path) if is_trace else PerfData(path)
-    if data.cut and not any(event.fields for event in data.events):
+def _by_hand(data: File, naming: Naming) -> Capture:
+    path = data.path
+    if isinstance(data, PerfData) and data.cut and not any(e.fields for e in data.events):
         raise WaitfoldError(
             f"{data.cut} perf writes the names and fields of events only at its end, so only a "
             "capture folder, whose manifest has them, can be read after that"
@@ -311,52 +326,74 @@ def _open_file(path: Path, naming: Naming) -> Capture:
     )
 
 
-def _has(data: PerfData | TraceDat, pattern: str) -> bool:
+def _read(input_: Input) -> File:
+    """Return what reads an input, by its first bytes.
+
+    Raises
+    ------
+    WaitfoldError
+        It is nothing that is read.
+
+    """
+    opener = None if input_.plain_file else input_.opener
+    data: PerfData | TraceDat
+    if input_.head.startswith(MAGIC):
+        data = TraceDat(input_.path, opener=opener and opener())
+    elif input_.head.startswith(PERF_MAGICS):
+        data = PerfData(input_.path, opener=opener and opener())
+    else:
+        return TraceText(input_)
+    data.cut = data.cut or input_.cut
+    return data
+
+
+def _has(data: File, pattern: str) -> bool:
+    if isinstance(data, TraceText):
+        return data.has(pattern)
     return any(fnmatchcase(event.name, pattern) for event in data.events)
 
 
-def _named_rule(data: PerfData | TraceDat, naming: Naming) -> PairRule:
+def _named_rule(data: File, naming: Naming) -> PairRule:
     if naming.start is None or naming.value is None:
         raise Misuse("--start EVENT wants --value FIELD: the field that holds wait_event_info")
+    whole = not isinstance(data, TraceText) or data.whole
     for event in filter(None, (naming.start, naming.end)):
-        if not _has(data, event):
+        if whole and not _has(data, event):
             raise Misuse(f"no event '{event}' in {data.path}, which has: {_names(data)}")
     if naming.end is None:
         return PairRule(naming.start, naming.value, naming.start, 0)
     return PairRule(naming.start, naming.value, naming.end, None)
 
 
-def plain_profile(path: Path, naming: Naming) -> PerfData | None:
-    """Return the perf.data that `path` is if it holds stacks and no events of a probe set."""
-    if naming.options() or not path.is_file():
+def _stacks(data: File, naming: Naming) -> PerfData | TraceText | None:
+    """Return what was opened if it holds stacks and no events of a probe set."""
+    if isinstance(data, TraceDat) or naming.options():
         return None
-    with path.open("rb") as file:
-        if file.read(8) != b"PERFILE2":
-            return None
-    data = PerfData(path)
     rules = [probe_set.rule() for probe_set in load_sets().values()]
     waits = any(all(_has(data, use.event) for use in rule.uses) for rule in rules)
-    stacks = any(event.has_callchain for event in data.events)
-    return data if stacks and not waits else None
+    return data if data.has_stacks and not waits else None
 
 
-def _known_rule(data: PerfData | TraceDat, naming: Naming) -> Rule:
+def _known_rule(data: File, naming: Naming) -> Rule:
     if stray := [option for option in naming.options() if option != "--pg-version"]:
         raise Misuse(f"{', '.join(stray)} without --start EVENT")
     for probe_set in load_sets().values():
         rule = probe_set.rule()
-        if isinstance(rule, PairRule) and all(_has(data, use.event) for use in rule.uses):
+        # The beginning of a text may show waits that start and none that end.
+        enough = any if isinstance(data, TraceText) else all
+        if isinstance(rule, PairRule) and enough(_has(data, use.event) for use in rule.uses):
             return rule
     if _other_sets(data):
         # Read by --set; whoever asks for wait events is told that there are none.
         return load_sets()[WAIT_EVENT].rule()
+    fold = ", or fold its stacks: waitfold fold" if getattr(data, "has_stacks", False) else ""
     raise Misuse(
         f"no wait events that waitfold knows in {data.path}, which has: {_names(data)}. "
-        "Name them by --start EVENT --end EVENT --value FIELD"
+        f"Name them by --start EVENT --end EVENT --value FIELD{fold}"
     )
 
 
-def _other_sets(data: PerfData | TraceDat) -> dict[str, ProbeSet]:
+def _other_sets(data: File) -> dict[str, ProbeSet]:
     """Return the probe sets, other than wait events, all of whose events a file has."""
     return {
         name: probe_set
@@ -366,5 +403,5 @@ def _other_sets(data: PerfData | TraceDat) -> dict[str, ProbeSet]:
     }
 
 
-def _names(data: PerfData | TraceDat) -> str:
+def _names(data: File) -> str:
     return listed([event.name for event in data.events])

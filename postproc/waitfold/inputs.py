@@ -33,7 +33,11 @@ RATIO_FREE = 64 << 20
 SLICE = 1 << 10
 """So many bytes are unpacked at once; zstd makes 32 MiB of them at the most, the others less."""
 
+LINE_MAX = 8 << 20
+"""A longer line of a text is refused."""
+
 _BLOCK = 1 << 18
+_TEXT = 1 << 22
 _XZ_MEMORY = 256 << 20  # xz -9 takes 65 MiB
 _FREE = 256 << 20  # bytes that a temporary file leaves free on its disk
 
@@ -134,6 +138,33 @@ class Input:
         """
         raw = self._raw() if self.is_file else self._once()
         return self._unpack(raw) if self.packing else raw
+
+    def text(self) -> Iterator[bytes]:
+        """Yield whole lines, some MiB at a time.
+
+        Raises WaitfoldError where one is longer than LINE_MAX.
+        """
+        parts: list[bytes] = []
+        size = lines = 0
+        for block in self.blocks():
+            parts.append(block)
+            size += len(block)
+            if size < _TEXT:
+                continue
+            end = block.rfind(b"\n") + 1
+            if end:
+                parts[-1] = block[:end]
+                whole = b"".join(parts)
+                lines += whole.count(b"\n")
+                yield whole
+                parts, size = [block[end:]], len(block) - end
+            elif size > _TEXT + LINE_MAX:
+                raise WaitfoldError(
+                    f"{self.path}: line {lines + 1} or one that follows is longer than "
+                    f"{LINE_MAX >> 20} MiB: this is no text of events, or damaged"
+                )
+        if size:
+            yield b"".join(parts)
 
     def opener(self) -> Callable[[], io.RawIOBase]:
         """Return what opens the unpacked bytes to be read at any place, as often as one likes.

@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from .errors import PerfDataError
 from .inputs import RATIO_FREE, RATIO_MAX, SLICE
 
+MAGICS = (b"PERFILE2", b"2ELIFREP")
+"""What a perf.data begins with, of a little-endian machine and of a big-endian one."""
+
 # Record types, perf_event.h and, from 64, tools/lib/perf/include/perf/event.h.
 MMAP, LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 1, 2, 3, 4, 7, 9, 10, 13
 FINISHED_ROUND, AUXTRACE, COMPRESSED, COMPRESSED2 = 68, 71, 81, 83
@@ -306,6 +309,11 @@ class PerfData:
             )
         self.data_size = sections.size - self.data_offset
         return attrs, found, updates
+
+    @property
+    def has_stacks(self) -> bool:
+        """Return whether samples of some event have a stack."""
+        return any(event.has_callchain for event in self.events)
 
     def _attrs(
         self, sections: _Sections, attr_size: int, attrs_at: int, attrs_size: int
@@ -817,12 +825,12 @@ class _Sections:
         if size == 0:
             raise PerfDataError(f"{path} is empty: perf was killed before it wrote anything.")
         header = _pread(self.file, 0, _HEADER)
-        if header[:8] == b"2ELIFREP":
+        if header[:8] == MAGICS[1]:
             raise PerfDataError(
                 f"{path} was recorded on a big-endian machine, which is not read here. Record on "
                 "a little-endian one, as x86-64 is."
             )
-        if header[:8] != b"PERFILE2":
+        if header[:8] != MAGICS[0]:
             raise PerfDataError(f"{path} is not a perf.data file: it does not begin with PERFILE2.")
         if header[8:16] == struct.pack("<Q", _PIPE_HEADER):
             return header[:_PIPE_HEADER]

@@ -1,4 +1,7 @@
-"""Read stacks from the text of `perf script`: those of --call-graph dwarf only perf unwinds."""
+"""Read stacks from the text of `perf script`.
+
+That of somebody else, or what perf itself is asked for, as only perf unwinds --call-graph dwarf.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,28 @@ import tempfile
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from .errors import WaitfoldError
+from .events import PID_MAX
+from .perfdata import PerfData
+
+UNKNOWN = "[unknown]"
+"""A frame of which not even the file is known."""
+
+_KNOWN_MAX = 1 << 20  # distinct lines of frames that are kept parsed
+_EVENTS_MAX = 254
 
 _FIELDS = "comm,pid,tid,time,period,event,ip,sym,dso"
-_SAMPLE = re.compile(r" *(.*?) +(-?\d+)/(-?\d+) +(\d+)\.(\d{9}): +(\d+) +(\S+): *(.*)\n")
+# Fields that perf may leave out: comm, pid or tid, CPU, time, period. What follows the event is of
+# a tracepoint, or the address of a sample without a stack.
+_SAMPLE = re.compile(
+    r"[ \t]*+(?:(\S.{0,63}?)[ \t]++)??(-?\d++)(?:/(-?\d++))?[ \t]++(?:\[\d++\][ \t]++)?"
+    r"(?:(\d{1,10})\.(\d{9}|\d{6}):[ \t]++)?(?:(\d{1,19})[ \t]++)?(\S+?):(?:[ \t]++(.*))?\n"
+)
 # Neither names of C++ nor paths are free of blanks and parentheses.
-_FRAME = re.compile(r"\s+[0-9a-f]+ (.*) \((?!deleted\)\))(.*)\)\n")
+_FRAME = re.compile(r"\s++[0-9a-f]++ (.*) \((?!deleted\)\))(.*)\)\n")
+_BARE_FRAME = re.compile(r"\s++[0-9a-f]{4,16}+(?: (.*))?\n")  # of -F ip or ip,sym
+_OFFSET = re.compile(r"\+0x[0-9a-f]+$")
 
 
 @dataclass
@@ -38,7 +55,7 @@ class Script:
     frames: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-def run(path: Path, events: list[str]) -> Script:
+def run(data: PerfData, events: list[str]) -> Script:
     """Run perf script and read the samples with stacks of some events, by their names.
 
     Two events may have one name, as the two sched_switch of a capture: that with stacks is meant.
@@ -51,12 +68,14 @@ def run(path: Path, events: list[str]) -> Script:
         perf is missing, failed, or printed what is not understood.
 
     """
-    command = ["perf", "script", "--ns", "--no-inline", "-F", _FIELDS, "-i", str(path)]
+    path = data.path
+    command = ["perf", "script", "--ns", "--no-inline", "-F", _FIELDS, "-i"]
     # What it says goes to a file: nobody reads a pipe of it while it writes the samples.
-    with tempfile.TemporaryFile("w+", errors="backslashreplace") as said:
+    with tempfile.TemporaryFile("w+", errors="backslashreplace") as said, data.open() as file:
         try:
             perf = subprocess.Popen(
-                command,
+                [*command, str(path) if data.is_file else f"/proc/self/fd/{file.fileno()}"],
+                pass_fds=[] if data.is_file else [file.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -85,42 +104,90 @@ def run(path: Path, events: list[str]) -> Script:
 
 def read(lines: Iterable[str], events: list[str], name: str) -> Script:
     """Read the text of perf script -F comm,pid,tid,time,period,event,ip,sym,dso --ns."""
-    script = Script()
-    wanted = {event: i for i, event in enumerate(events)}
-    known: dict[str, int] = {}
-    head: tuple[str, ...] | None = None
-    stack: list[int] = []
+    reader = _Reader(events)
     for number, line in enumerate(lines, 1):
-        if (frame := known.get(line)) is not None:
-            stack.append(frame)
-            continue
-        if line == "\n":
-            _add(script, head, stack, wanted)
-            head, stack = None, []
-        elif match := _FRAME.fullmatch(line) if head is not None else None:
-            symbol, file = match.groups()
-            known[line] = script.frames.setdefault((symbol, file), len(script.frames))
-            stack.append(known[line])
-        elif match := _SAMPLE.fullmatch(line):
-            _add(script, head, stack, wanted)
-            # An event without stacks has its address on the same line.
-            head, stack = match.groups(), []
-        else:
+        if not reader.take(line):
             raise WaitfoldError(f"{name}: line {number} of perf script is no sample: {line[:60]!r}")
-    _add(script, head, stack, wanted)
-    return script
+    reader.end()
+    return reader.script
 
 
-def _add(
-    script: Script, head: tuple[str, ...] | None, stack: list[int], wanted: dict[str, int]
-) -> None:
-    if head is None or head[7] or head[6] not in wanted:
-        return
-    comm, pid, tid, seconds, nanoseconds, weight, event, _ = head
-    script.time_ns.append(int(seconds + nanoseconds))
-    script.pid.append(int(pid))
-    script.tid.append(int(tid))
-    script.weight.append(int(weight))
-    script.event.append(wanted[event])
-    script.comm.append(script.comms.setdefault(comm, len(script.comms)))
-    script.stack.append(script.stacks.setdefault(tuple(stack), len(script.stacks)))
+def read_any(lines: Iterable[str]) -> tuple[Script, list[str], int]:
+    """Read any text of perf script.
+
+    Return the samples that have stacks, the names of their events, and how many lines were neither
+    of a sample nor a comment. Without a period a sample's weight is 1, without a time that is 0.
+    """
+    reader = _Reader(None)
+    strange = 0
+    for line in lines:
+        if not reader.take(line):
+            # Of source lines, registers and the like perf prints some that begin with a blank.
+            strange += not line[0].isspace() and not line.startswith("#")
+    reader.end()
+    return reader.script, [*reader.wanted], strange
+
+
+class _Reader:
+    """Takes lines; `events` None: those of all events, numbered in `wanted` as they come."""
+
+    def __init__(self, events: list[str] | None) -> None:
+        self.script = Script()
+        self.wanted = {event: i for i, event in enumerate(events or [])}
+        self._any = events is None
+        self._known: dict[str, int] = {}
+        self._head: tuple[str, ...] | None = None
+        self._stack: list[int] = []
+
+    def take(self, line: str) -> bool:
+        """Take a line; return False where it is neither a sample's nor a frame's."""
+        if (frame := self._known.get(line)) is not None and self._head is not None:
+            self._stack.append(frame)
+        elif line == "\n":
+            self.end()
+        elif self._head is not None and (found := self._frame(line)):
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            frames = self.script.frames
+            self._known[line] = frames.setdefault(found, len(frames))
+            self._stack.append(self._known[line])
+        elif match := _SAMPLE.fullmatch(line):
+            self.end()
+            # An event without stacks has its address on the same line.
+            self._head, self._stack = match.groups(""), []
+        else:
+            return False
+        return True
+
+    def _frame(self, line: str) -> tuple[str, str] | None:
+        """Return function and file of a frame."""
+        if match := _FRAME.fullmatch(line):
+            return (_OFFSET.sub("", match[1]) if self._any else match[1]), match[2]
+        if self._any and (match := _BARE_FRAME.fullmatch(line)):
+            return _OFFSET.sub("", match[1] or UNKNOWN), UNKNOWN
+        return None
+
+    def end(self) -> None:
+        """End the sample."""
+        head, stack, script = self._head, self._stack, self.script
+        self._head, self._stack = None, []
+        if head is None:
+            return
+        comm, pid, tid, seconds, fraction, weight, event, rest = head
+        if self._any:
+            if not stack or (event not in self.wanted and len(self.wanted) > _EVENTS_MAX):
+                return
+            self.wanted.setdefault(event, len(self.wanted))
+        elif rest or event not in self.wanted:
+            return
+        script.time_ns.append(int(seconds + fraction.ljust(9, "0")))
+        script.pid.append(_id(pid))
+        script.tid.append(_id(tid or pid))
+        script.weight.append(min(int(weight or 1), (1 << 64) - 1))
+        script.event.append(self.wanted[event])
+        script.comm.append(script.comms.setdefault(comm, len(script.comms)))
+        script.stack.append(script.stacks.setdefault(tuple(stack), len(script.stacks)))
+
+
+def _id(text: str) -> int:
+    return min(max(int(text[:12]), -1), PID_MAX)

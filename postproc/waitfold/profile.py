@@ -19,6 +19,7 @@ from . import perfdata, perfscript
 from .errors import PerfDataError, WaitfoldError
 from .events import PID_MAX
 from .perfdata import Event, PerfData, Piece
+from .perfscript import Script
 from .symbols import (
     KERNEL,
     CapturedSymbols,
@@ -28,8 +29,9 @@ from .symbols import (
     perf_map_symbols,
     vdso_symbols,
 )
+from .tracetext import TraceText
 
-UNKNOWN = "[unknown]"
+UNKNOWN = perfscript.UNKNOWN
 """A frame of which not even the file is known."""
 
 # Marks in a callchain: whose the addresses are that follow. perf_event.h
@@ -184,9 +186,30 @@ def read_traces(
     )  # fmt: skip
 
 
+def text_traces(text: TraceText) -> Traces:
+    """Return the samples with stacks of a text of perf script.
+
+    Raises
+    ------
+    WaitfoldError
+        It cannot be read to its end.
+
+    """
+    script, names, strange = perfscript.read_any(text.lines())
+    events = [Event(i, name, (), 0, 0, {}) for i, name in enumerate(names)]
+    warnings = [text.input.cut] if text.input.cut else []
+    if strange:
+        warnings.append(f"{strange} lines of {text.path} are of no sample, and were left out")
+    return _script_traces(script, events, warnings)
+
+
 def _read_script(data: PerfData, events: list[Event]) -> Traces:
     """Return the same by way of perf script; lost samples are not counted."""
-    script = perfscript.run(data.path, [event.name for event in events])
+    script = perfscript.run(data, [event.name for event in events])
+    return _script_traces(script, events, [data.cut] if data.cut else [])
+
+
+def _script_traces(script: Script, events: list[Event], warnings: list[str]) -> Traces:
     names = [
         name if name != UNKNOWN or file == UNKNOWN else file_frame(file)
         for name, file in script.frames
@@ -202,9 +225,8 @@ def _read_script(data: PerfData, events: list[Event]) -> Traces:
         )
     )  # fmt: skip
     return Traces(
-        events, time, pid, tid, event, weight, comm, stack, frames, list(script.comms),
-        [data.cut] if data.cut else [],
-    )  # fmt: skip
+        events, time, pid, tid, event, weight, comm, stack, frames, list(script.comms), warnings
+    )
 
 
 def read_profile(data: PerfData, events: list[Event]) -> Profile:

@@ -13,9 +13,10 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
@@ -73,12 +74,19 @@ class TraceDat:
     its place, trace.head and for each CPU trace.cpuN; these are read as they are. `cut` is a
     warning where the file was not written to its end. Of a flight recorder, `ring`, what was
     overwritten before a CPU's first page is no loss; from `since_ns` on all CPUs are known.
+    `opener` opens what `path` names, where that is not the file itself.
 
     Raises PerfDataError where the file is none, damaged, or of a kind that is refused.
     """
 
-    def __init__(self, path: str | Path, ring: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        ring: bool = False,
+        opener: Callable[[], RawIOBase] | None = None,
+    ) -> None:
         self.path = Path(path)
+        self._opener = opener
         self.ring = ring
         self.events: list[TraceEvent] = []
         self.cpus: list[Pages] = []
@@ -94,11 +102,17 @@ class TraceDat:
             if not self.path.exists() and (folder / "trace.head").exists():
                 self.path = folder / "trace.head"
         try:
-            with self.path.open("rb") as file:
+            with self.open(self.path) as file:
                 self._open(_Head(self.path, file.fileno()), parts)
             self.since_ns = self._since() if ring else 0
         except OSError as error:
             raise PerfDataError(f"{self.path} cannot be read: {error.strerror}.") from error
+
+    def open(self, path: Path) -> RawIOBase:
+        """Open the file, or one of those beside it."""
+        if self._opener and path == self.path:
+            return self._opener()
+        return path.open("rb", buffering=0)
 
     def _open(self, head: _Head, parts: dict[int, Path]) -> None:
         self._first(head)
@@ -138,10 +152,10 @@ class TraceDat:
         """
         since = 0
         for pages in self.cpus:
-            with pages.path.open("rb") as file:
+            with self.open(pages.path) as file:
                 for page in range(min(2, pages.size // self.page_size)):
                     file.seek(pages.offset + page * self.page_size)
-                    time, state = struct.unpack("<QI", file.read(12).ljust(12, b"\0"))
+                    time, state = struct.unpack("<QI", (file.read(12) or b"").ljust(12, b"\0"))
                     if state & _MISSED:
                         since = max(since, time)
         return min(since, _TIME_MAX)
@@ -433,7 +447,7 @@ class _CpuSource:
         size = min(self._buffer.nbytes, self.data_size - self.done)
         content = self._buffer.data.cast("B")[:size]
         got = 0
-        with self._pages.path.open("rb", buffering=0) as file:
+        with self._data.open(self._pages.path) as file:
             file.seek(self._pages.offset + self.done)
             while got < size and (more := file.readinto(content[got:])):
                 got += more
