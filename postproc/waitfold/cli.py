@@ -428,9 +428,9 @@ def _report(options: argparse.Namespace) -> None:
         raise Misuse("--html goes without --by, --audit and --histogram: the page holds all")
     if options.json and (options.by or options.histogram):
         raise Misuse("--json goes without --by and --histogram: it always holds the same")
-    by = options.by.split(",") if options.by else []
     if options.markdown and options.histogram:
         raise Misuse("--markdown goes without --histogram")
+    by = options.by.split(",") if options.by else []
     for dimension in by:
         if dimension not in DIMENSIONS or by.count(dimension) > 1:
             raise Misuse(f"--by {options.by}: give some of {', '.join(DIMENSIONS)}, each once")
