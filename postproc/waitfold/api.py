@@ -73,7 +73,7 @@ class Recording:
     @cached_property
     def traces(self) -> Traces | None:
         """Samples on a CPU and those of who left one, of the whole host; None without."""
-        return _read_profile(self.capture)
+        return read_profile(self.capture)
 
     @property
     def start_ns(self) -> int:
@@ -333,7 +333,7 @@ def query_text(joined: Joined, code: int) -> str | None:
     return joined.queries.table[code].text if code >= IDLE_IN_TRANSACTION else None
 
 
-def _read_profile(capture: Capture) -> Traces | None:
+def read_profile(capture: Capture) -> Traces | None:
     """Return a capture's samples on a CPU and those of who left one; None where it has neither."""
     try:
         data, events = profile_events(capture)

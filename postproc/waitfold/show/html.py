@@ -1,0 +1,888 @@
+"""The report as one page of HTML that stands alone: it fetches nothing, and says so to the browser.
+
+Tables, histograms and the timeline are in the page as it comes; page/page.js only adds to that: it
+sorts and filters the tables, and draws the flame graphs. Names and texts of a capture are somebody
+else's. They are escaped, and what cannot be printed is written out; should that fail, the page's
+Content-Security-Policy lets nothing run but page.js, and nothing be loaded at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from waitfold import __version__
+from waitfold.account import DIMENSIONS, Account, Cells, Times, account
+from waitfold.analysis import Analysis, Progress, SetAnalysis, Wait
+from waitfold.api import read_profile
+from waitfold.audit import Burnt, Unexplained, burnt, unexplained
+from waitfold.errors import WaitfoldError
+from waitfold.join import Joined, join
+from waitfold.profile import Traces
+from waitfold.sched import SAMPLE, SWITCH
+from waitfold.show import fold, palette, text, timeline
+
+ROWS_MAX = 300
+"""At most so many rows of a table; those of the backends, queries and sets may be far more."""
+
+TEXT_SHOWN, TEXT_MAX, TEXTS_MAX = 160, 20_000, 400_000
+"""Characters of a text that are shown at first and kept, and bytes of all that are kept longer."""
+
+NODES_MAX = 12_000
+"""At most so many frames of a flame graph, the greatest."""
+
+_NAME_MAX = 300  # characters of a frame
+_HISTOGRAMS_MAX = 100
+_STACK_SHOWN = 600
+_SAMPLES = 3  # stacks of an event in the audit
+
+# CPU in us of the process itself for each start and end of a wait, and each time that it leaves a
+# CPU: what waitfold-record says when it begins. Measured in bench/RESULTS.md.
+_COSTS = {"sites": (1, 3), "usdt": (1, 3), "mem": (7, 14)}
+_SWITCH_COST = (2, 5)
+
+
+def page(
+    analysis: Analysis,
+    sets: Sequence[SetAnalysis],
+    accounted: Account | None,
+    progress: Progress | None = None,
+) -> bytes:
+    """Return the page of a report, that of account.report_of(), in UTF-8."""
+    capture = analysis.capture
+    db_time = accounted.db_time_ns() if accounted else analysis.db_time_ns()
+    whole = accounted or account(join(capture, progress))
+    joined, traces = whole.joined, read_profile(capture)
+    texts, graphs = _Texts(), _Graphs()
+    sections = [
+        _Section("summary", "Summary", _summary(analysis, db_time, accounted, texts)),
+        _Section("accounting", "Accounting", _accounting(whole)),
+        _Section("waits", "Waits", _waits(analysis, db_time, accounted)),
+        _Section("breakdown", "Breakdown", _breakdown(analysis, accounted, whole, texts)),
+        _Section("sets", "Other probes", _sets(sets, texts)),
+        _Section("histograms", "Histograms", _histograms(analysis)),
+        _Section("timeline", "Timeline", _timeline(joined, progress)),
+        _Section("flame", "Flame graphs", _flame_graphs(analysis, joined, traces, graphs)),
+        _Section("audit", "Audit", _audit(whole, traces, texts)),
+        _Section("capture", "How it was captured", _captured(analysis, joined, db_time, texts)),
+    ]
+    # Last, as it also says what was cut to make the page.
+    caveats = _Section("caveats", "Caveats", _caveats(analysis, sets, whole, traces, texts))
+    title = f"PostgreSQL {capture.pg_version}, {capture.path.resolve().name}"
+    return _document(title, [s for s in [caveats, *sections] if s.body], graphs.data()).encode()
+
+
+class _Section(NamedTuple):
+    id: str
+    title: str
+    body: list[str]
+
+
+def _document(title: str, sections: Sequence[_Section], data: str) -> str:
+    folder = files("waitfold.show") / "page"
+    css = (folder / "page.css").read_text() + timeline_rules()
+    script = (folder / "page.js").read_text()
+    policy = (
+        f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
+    )
+    name = _escaped(title)
+    links = "".join(f'<li><a href="#{s.id}">{s.title}</a></li>' for s in sections)
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        '<meta name="referrer" content="no-referrer">',
+        f'<meta name="generator" content="waitfold {__version__}">',
+        f"<title>{name}: waits</title><style>{css}</style></head><body>",
+        '<a class="skip" href="#main">Skip to the report</a>',
+        f"<header><h1>{name}</h1>",
+        '<button type="button" id="theme" hidden>Dark</button>',
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main id="main" tabindex="-1">',
+    ]
+    for s in sections:
+        parts.append(f'<section id="{s.id}" aria-labelledby="{s.id}-title">')
+        parts += [f'<h2 id="{s.id}-title">{s.title}</h2>', *s.body, "</section>"]
+    parts += [
+        f"</main><footer><p>Made by waitfold {__version__}. This page holds all that it shows and "
+        "asks no network for anything.</p></footer>",
+        f'<script type="application/json" id="data">{data}</script>',
+        f"<script>{script}</script></body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def timeline_rules() -> str:
+    """Return the rules of CSS for the timeline's forms, and the colours that all parts share."""
+    colours = timeline.colours(lambda colour: f"light-dark({colour.light},{colour.dark})")
+    return f"{colours}\n.timeline{{{timeline.FORMS}}}\n"
+
+
+def _hash(source: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+# Texts ------------------------------------------------------------------------------------------
+
+
+def visible(text: str) -> str:
+    """Return a text with what cannot be printed written out.
+
+    Control characters become their pictures, all else a number: what changes the direction of a
+    text, joins or hides characters, or is none.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _written_out(ord(c)) for c in text)
+
+
+def _written_out(code: int) -> str:
+    if code < 0x20 or code == 0x7F:
+        return chr(0x2400 + code if code < 0x20 else 0x2421)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(visible(text))
+
+
+class _Texts:
+    """Puts texts of any length into cells, until they have taken TEXTS_MAX bytes."""
+
+    def __init__(self) -> None:
+        self.cut = 0
+        self._left = TEXTS_MAX
+
+    def cell(self, text: str, shown: int = TEXT_SHOWN) -> str:
+        """Return a text, the beginning of a long one with the rest to be unfolded."""
+        text = re.sub(r"[ \t\r\n]+", " ", text)
+        if len(text) <= shown:
+            return f"<span>{_escaped(text)}</span>"
+        short = f"<span>{_escaped(text[: shown - 20])}&hellip;</span> "
+        whole = _escaped(text[:TEXT_MAX])
+        size = len(whole.encode())
+        if size > self._left:
+            self.cut += 1
+            return f"{short} <i>{len(text):,} characters, of which the rest is left out</i>"
+        self._left -= size
+        what = f"all {len(text):,} characters"
+        if len(text) > TEXT_MAX:
+            self.cut += 1
+            what = f"the first {TEXT_MAX:,} of {len(text):,} characters"
+        return f"{short}<details><summary>{what}</summary><p>{whole}</p></details>"
+
+
+# Tables -----------------------------------------------------------------------------------------
+
+
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[str],
+    *,
+    sums: Sequence[str] = (),
+    note: str = "",
+    sorted_by: str = "total",
+    prose: str = "",
+) -> list[str]:
+    """Return a table of rows that are HTML already.
+
+    Columns without a name hold bars; the first one, and that named by `prose`, hold text.
+    """
+    heads = []
+    for i, column in enumerate(columns):
+        kind = "" if i == 0 or column == prose else ' class="n"'
+        if not column:
+            heads.append('<td class="b"></td>')
+            continue
+        order = ' aria-sort="descending"' if column == sorted_by else ""
+        heads.append(f'<th scope="col"{kind}{order}>{html.escape(column)}</th>')
+    return [
+        f'<div class="table"><table><caption><span>{html.escape(title)}</span></caption>',
+        f"<thead><tr>{''.join(heads)}</tr></thead><tbody>",
+        *(f"<tr>{row}</tr>" for row in rows),
+        "</tbody>",
+        *(["<tfoot>", *(f"<tr>{row}</tr>" for row in sums), "</tfoot>"] if sums else []),
+        "</table></div>",
+        *_paragraph(note),
+    ]
+
+
+def _paragraph(note: str) -> list[str]:
+    return [f'<p class="note">{_escaped(note)}</p>'] if note else []
+
+
+def _head(content: str) -> str:
+    return f'<th scope="row">{content}</th>'
+
+
+def _time(ns: float | None) -> str:
+    if ns is None:
+        return '<td class="n" data-v="-1">-</td>'
+    return f'<td class="n t" data-v="{ns:.0f}">{text.human(ns)}</td>'
+
+
+def _part(ns: int) -> str:
+    """Return a part of a time, which often is none."""
+    return _time(ns) if ns else '<td class="n" data-v="0">-</td>'
+
+
+def _count(n: int) -> str:
+    return f'<td class="n" data-v="{n}">{text.count(n)}</td>'
+
+
+def _share(part: int, whole: int | None) -> str:
+    if whole is None:
+        return "<td></td>"
+    return f'<td class="n" data-v="{part}">{text.percent(part, whole).strip()}</td>'
+
+
+def _bar(parts: Sequence[tuple[str, int]], whole: int) -> str:
+    """Return a bar of (colour's class, time) in which `whole` is as wide as it can be."""
+    x, rects = 0.0, []
+    for colour, ns in parts:
+        width = 100 * ns / whole if whole else 0.0
+        if width >= 0.05:
+            rects.append(f'<rect class="{colour}" x="{x:.2f}" width="{width:.2f}" height="8"/>')
+        x += width
+    return (
+        '<td class="b"><svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f"{''.join(rects)}</svg></td>"
+    )
+
+
+def _colour(state: str) -> str:
+    """Return the class of a state's colour, or of that of a class of wait events."""
+    return f"s{timeline.STATES.index(state if state in timeline.STATES else palette.OTHER)}"
+
+
+def _swatch(state: str) -> str:
+    return (
+        '<svg class="swatch" viewBox="0 0 10 10" aria-hidden="true">'
+        f'<rect class="{_colour(state)}" width="10" height="10"/></svg>'
+    )
+
+
+def _event(name: str) -> str:
+    """Return a wait event, `Class:Name`, with the colour of its class."""
+    return _head(_swatch(_state(name)) + _escaped(name).replace(":", ":<wbr>", 1))
+
+
+def _state(name: str) -> str:
+    """Return what the colour of an event, or of time without one, is of."""
+    for prefix, state in (
+        ("(on-CPU", palette.ON_CPU),
+        ("(run queue", palette.RUN_QUEUE),
+        ("(blocked", palette.NO_EVENT),
+        ("(no wait event", palette.NOT_WAITING),
+    ):
+        if name.startswith(prefix):
+            return state
+    return name.partition(":")[0]
+
+
+def _rest(times: Sequence[int]) -> str:
+    """Return what is said of the rows that a table has no room for."""
+    more = times[ROWS_MAX:]
+    return f"{len(more)} more, {text.human(sum(more))} together. " if more else ""
+
+
+# Sections ---------------------------------------------------------------------------------------
+
+
+def _caveats(
+    analysis: Analysis,
+    sets: Sequence[SetAnalysis],
+    account: Account,
+    traces: Traces | None,
+    texts: _Texts,
+) -> list[str]:
+    stream, joined, capture = analysis.stream, account.joined, analysis.capture
+    bad = [*text.warnings(analysis, sets), *joined.warnings, *(traces.warnings if traces else [])]
+    head = text.head(analysis, 0)
+    cut = analysis.censored
+    notes = []
+    if not stream.lost:
+        notes.append("No samples were lost.")
+    if total := sum(cut.values()):
+        notes.append(
+            f"{total} waits were cut, by the window's start {cut['start']}, its end {cut['end']}, "
+            f"losses {cut['lost']}: what was seen of them counts in totals alone."
+        )
+    if joined.scheduled:
+        notes.append(text.residual(account))
+    else:
+        notes.append(
+            "Context switches were not recorded (--with offcpu): a wait here may have ended long "
+            "before the process got a CPU again, and time without a wait event is told no further."
+        )
+    if not joined.asked:
+        notes.append(
+            "Queries were not recorded (--with query): a client that thinks inside a transaction "
+            "counts as idle."
+        )
+    if "pids" in capture.manifest:
+        notes.append(f"Only the processes {capture.manifest['pids']} were recorded.")
+    if texts.cut:
+        notes.append(
+            f"{texts.cut} long texts are cut in this page; waitfold report --json has them whole."
+        )
+    notes.append(text.method(analysis, sets))
+    items = [f'<li class="bad"><b>Lost:</b> {_escaped(head["transitions"])}</li>'] * (
+        stream.lost > 0
+    )
+    if "late" in head:
+        items.append(f'<li class="bad"><b>Late:</b> {_escaped(head["late"])}</li>')
+    items += [f'<li class="bad"><b>Warning:</b> {_escaped(one)}</li>' for one in dict.fromkeys(bad)]
+    items += [f"<li>{_escaped(one)}</li>" for one in notes]
+    return ['<ul class="caveats">', *items, "</ul>"]
+
+
+def _summary(analysis: Analysis, db_time: int, account: Account | None, texts: _Texts) -> list[str]:
+    return [
+        *_facts(text.head(analysis, db_time), texts),
+        *_shares(analysis, db_time, account),
+    ]
+
+
+def _facts(facts: Mapping[str, str], texts: _Texts) -> list[str]:
+    pairs = (f"<dt>{_escaped(k)}</dt><dd>{texts.cell(v)}</dd>" for k, v in facts.items())
+    rows = "".join(f"<div>{pair}</div>" for pair in pairs)
+    return [f'<dl class="facts">{rows}</dl>'] if rows else []
+
+
+def _shares(analysis: Analysis, db_time: int, account: Account | None) -> list[str]:
+    """Return a bar of DB time by class of wait event, and by what the rest was."""
+    times: dict[str, int] = {}
+    if account and account.joined.scheduled:
+        tables = [t for t in text.account_tables(account) if t.whole_ns is not None]
+        parts = [(name, part.total) for table in tables for name, part in table.parts]
+    else:
+        parts = [
+            (name, ns)
+            for table in text.wait_tables(analysis, db_time, account)
+            if table.whole_ns is not None
+            for name, ns in [
+                *((_name(wait), wait.time_ns) for wait in table.waits),
+                ("(no wait event)", table.no_wait_ns or 0),
+            ]
+        ]
+    for name, ns in parts:
+        key = name if name.startswith("(") else name.partition(":")[0]
+        times[key] = times.get(key, 0) + ns
+    shares = sorted(((k, ns) for k, ns in times.items() if ns), key=lambda item: -item[1])
+    if not shares or not db_time:
+        return ["<p>No client backend did anything but idle.</p>"]
+    x, rects = 0.0, []
+    for key, ns in shares:
+        width = 1000 * ns / sum(times.values())
+        about = f"{key}: {text.human(ns)}, {text.percent(ns, db_time).strip()} %"
+        rects.append(
+            f'<rect class="{_colour(_state(key))}" x="{x:.1f}" width="{width:.1f}" height="22">'
+            f"<title>{_escaped(about)}</title></rect>"
+        )
+        x += width
+    legend = "".join(
+        f"<li>{_swatch(_state(key))}{_escaped(key)} <b>{text.human(ns)}</b> "
+        f"{text.percent(ns, db_time).strip()} %</li>"
+        for key, ns in shares
+    )
+    return [
+        '<figure class="shares"><figcaption>DB time by class of wait event</figcaption>',
+        '<svg viewBox="0 0 1000 22" preserveAspectRatio="none" role="img" '
+        f'aria-label="DB time by class, as listed below">{"".join(rects)}</svg>',
+        f"<ul>{legend}</ul></figure>",
+    ]
+
+
+def _accounting(account: Account) -> list[str]:
+    if not account.joined.scheduled:
+        return [
+            "<p>What the scheduler did with each process was not recorded: "
+            "<code>waitfold record --with offcpu</code> does that.</p>"
+        ]
+    body = []
+    for table in text.account_tables(account):
+        shared = table.whole_ns is not None
+        vague = any(times.unknown for _, times in [*table.parts, *table.sums])
+        widest = max((times.total for _, times in table.parts), default=0)
+        columns = ["", "total", *["% DB"] * shared, "blocked", "run queue", "on-CPU"]
+        columns += [*["not known"] * vague, ""]
+        columns[0] = "wait event"
+        rows = [
+            _event(name)
+            + _account_cells(times, [table.whole_ns] * shared, vague)
+            + _times_bar(times, _colour(_state(name)), widest)
+            for name, times in table.parts
+        ]
+        sums = [
+            _head(_escaped(name))
+            + _account_cells(times, [None if i else table.whole_ns] * shared, vague)
+            + "<td></td>"
+            for i, (name, times) in enumerate(table.sums)
+        ]
+        body += _table(table.title, columns, rows, sums=sums)
+    return [
+        *body,
+        *_paragraph(text.residual(account)),
+        _run_legend("blocked in the colour of its class"),
+    ]
+
+
+def _account_cells(times: Times, whole: Sequence[int | None], vague: bool) -> str:
+    shares = "".join(_share(times.total, one) for one in whole)
+    parts = (times.blocked, times.run_queue, times.on_cpu, *[times.unknown] * vague)
+    return _time(times.total) + shares + "".join(map(_part, parts))
+
+
+def _times_bar(times: Times, blocked: str, widest: int) -> str:
+    parts = [
+        (blocked, times.blocked),
+        (_colour(palette.RUN_QUEUE), times.run_queue),
+        (_colour(palette.ON_CPU), times.on_cpu),
+        ("faint", times.unknown),
+    ]
+    return _bar(parts, widest)
+
+
+def _run_legend(blocked: str) -> str:
+    return (
+        f'<p class="note">Bars: {blocked}, {_swatch(palette.RUN_QUEUE)} run queue, '
+        f"{_swatch(palette.ON_CPU)} on-CPU.</p>"
+    )
+
+
+def _round(ns: int) -> str:
+    """Return a power of ten ns."""
+    for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
+        if ns >= size:
+            return f"{ns // size}{unit}"
+    return f"{ns}ns"
+
+
+_STATISTICS = ("count", "total", "mean", "p50", "p95", "p99", "max")
+
+
+def _name(wait: Wait) -> str:
+    return f"{wait.class_}:{wait.name}"
+
+
+def _statistics(wait: Wait) -> str:
+    s = wait.stats
+    times = [s.mean_ns, s.p50_ns, s.p95_ns, s.p99_ns, s.max_ns] if s else [None] * 5
+    return _count(s.count if s else 0) + _time(wait.time_ns) + "".join(map(_time, times))
+
+
+def _waits(analysis: Analysis, db_time: int, account: Account | None) -> list[str]:
+    body = []
+    for table in text.wait_tables(analysis, db_time, account):
+        whole = table.whole_ns
+        shared = whole is not None
+        widest = max((wait.time_ns for wait in table.waits), default=0)
+        rows = [
+            _event(_name(wait))
+            + _statistics(wait)
+            + (_share(wait.time_ns, whole) if shared else "")
+            + _bar([(_colour(wait.class_), wait.time_ns)], widest)
+            for wait in table.waits
+        ]
+        sums = []
+        if table.no_wait_ns is not None:
+            sums.append(
+                f"{_event('(no wait event)')}<td></td>{_time(table.no_wait_ns)}{'<td></td>' * 5}"
+                f"{_share(table.no_wait_ns, whole)}<td></td>"
+            )
+        columns = ["wait event", *_STATISTICS, *["% DB"] * shared, ""]
+        body += _table(table.title, columns, rows, sums=sums, note=table.note)
+    return body or ["<p>No process waited for anything.</p>"]
+
+
+def _breakdown(
+    analysis: Analysis, accounted: Account | None, whole: Account, texts: _Texts
+) -> list[str]:
+    body = []
+    for dimension in DIMENSIONS:
+        if dimension == "event" or (dimension == "query" and not whole.joined.asked):
+            continue
+        if dimension == "backend" and not accounted:
+            body += _processes(analysis, texts)
+            continue
+        for who, cells in (
+            ("client backends and parallel workers", whole.of("foreground")),
+            ("all other processes", whole.of("background", "unknown")),
+        ):
+            if len(cells):
+                body += _by_table(whole, dimension, who, cells, texts)
+    if body and whole.joined.scheduled:
+        body.append(
+            _run_legend(
+                '<svg class="swatch" viewBox="0 0 10 10" aria-hidden="true">'
+                '<rect class="blocked" width="10" height="10"/></svg> blocked'
+            )
+        )
+    return body
+
+
+def _processes(analysis: Analysis, texts: _Texts) -> list[str]:
+    processes = analysis.processes()
+    widest = max((p.busy_ns for p in processes), default=0)
+    rows = [
+        _head(texts.cell(f"{p.pid} {p.type.removesuffix(' backend')} {p.who}".rstrip()))
+        + _count(p.busy_count)
+        + _time(p.busy_ns)
+        + f"<td>{_swatch(_state(p.top)) if ':' in p.top else ''}{_escaped(p.top)}</td>"
+        + _bar([(_colour(_state(p.top)), p.busy_ns)], widest)
+        for p in processes[:ROWS_MAX]
+    ]
+    note = _rest([p.busy_ns for p in processes]) + "Idle waits are left out."
+    columns = ["backend", "count", "total", "top wait", ""]
+    return _table("By backend", columns, rows, note=note, prose="top wait")
+
+
+def _by_table(account: Account, dimension: str, who: str, cells: Cells, texts: _Texts) -> list[str]:
+    all_ = text.by_rows(account, [dimension], cells)
+    scheduled, asked = account.joined.scheduled, account.joined.asked
+    whole = sum(row.busy.total for row in all_)
+    widest = max(row.busy.total for row in all_)
+    vague = scheduled and any(row.busy.unknown for row in all_)
+    columns = [dimension, "total", "% DB" if who.startswith("client") else "%"]
+    columns += [*["blocked", "run queue", "on-CPU"] * scheduled, *["not known"] * vague]
+    columns += [*["in transaction"] * asked, "idle", ""]
+    rows = []
+    for row in all_[:ROWS_MAX]:
+        busy = row.busy
+        parts = [busy.blocked, busy.run_queue, busy.on_cpu] if scheduled else []
+        parts += [busy.unknown] * vague + [row.in_transaction_ns] * asked + [row.idle_ns]
+        bar = (
+            _times_bar(busy, "blocked", widest)
+            if scheduled
+            else _bar([("blocked", busy.total)], widest)
+        )
+        cells_ = _time(busy.total) + _share(busy.total, whole) + "".join(map(_part, parts)) + bar
+        rows.append(_head(texts.cell(row.names[0].strip())) + cells_)
+    note = _rest([row.busy.total for row in all_])
+    note += "total is without idle time" + (" and time idle in a transaction." if asked else ".")
+    return _table(f"By {dimension}: {who}", columns, rows, note=note)
+
+
+def _sets(sets: Sequence[SetAnalysis], texts: _Texts) -> list[str]:
+    body = []
+    for one in sets:
+        waits = one.waits()
+        rows = [_head(texts.cell(wait.name)) + _statistics(wait) for wait in waits[:ROWS_MAX]]
+        note = _rest([wait.time_ns for wait in waits]) + text.set_note(one)
+        title = f"{one.probe_set.name}: {one.probe_set.about}"
+        body += _table(title, ["name", *_STATISTICS], rows, note=note)
+    return body
+
+
+_BIN, _HIGH = 10, 64  # of a histogram, in pixels
+
+
+def _histograms(analysis: Analysis) -> list[str]:
+    found = [wait for wait in analysis.waits(analysis.everything()) if wait.stats]
+    if not found:
+        return ["<p>No wait was seen from its start to its end.</p>"]
+    shown = found[:_HISTOGRAMS_MAX]
+    filled = [i for wait in shown if wait.stats for i, n in enumerate(wait.stats.histogram) if n]
+    low, high = min(filled), max(filled)
+    body = [
+        '<p class="note">How many waits of all processes were how long, each bar twice as long as '
+        "the one before it; all have the same axis. Idle waits too.</p>",
+        '<div class="histograms">',
+        *(_histogram(wait, low, high) for wait in shown),
+        "</div>",
+    ]
+    if more := len(found) - len(shown):
+        body += _paragraph(f"{more} more events: waitfold report --histogram.")
+    return body
+
+
+def _histogram(wait: Wait, low: int, high: int) -> str:
+    assert wait.stats is not None
+    stats, width = wait.stats, (high + 1 - low) * _BIN
+    top = max(stats.histogram)
+    bars, rows = [], []
+    for i in range(low, high + 1):
+        if n := stats.histogram[i]:
+            size = max(1.5, _HIGH * n / top)
+            ends = text.human(2**i if i else 0), text.human(2 ** (i + 1))
+            bars.append(
+                f'<rect class="{_colour(wait.class_)}" x="{(i - low) * _BIN}" width="{_BIN - 1}" '
+                f'y="{_HIGH - size:.1f}" height="{size:.1f}">'
+                f"<title>{ends[0]} to {ends[1]}: {n}</title></rect>"
+            )
+            rows.append(f"<tr><td>{ends[0]}</td><td>{ends[1]}</td><td>{n}</td></tr>")
+    ticks = []
+    for power in range(10):
+        x = (math.log2(10**power) - low) * _BIN
+        if 0 <= x <= width - 2 * _BIN:
+            ticks.append(
+                f'<path class="tick" d="M{x:.1f} 0v{_HIGH + 4}"/>'
+                f'<text x="{x + 2:.1f}" y="{_HIGH + 11}">{_round(10**power)}</text>'
+            )
+    name = _escaped(_name(wait))
+    about = f"{stats.count} waits, half up to {text.human(stats.p50_ns)}"
+    return (
+        f"<figure><figcaption>{_swatch(wait.class_)}{name}<span>{about}</span></figcaption>"
+        f'<svg viewBox="0 0 {width} {_HIGH + 18}" role="img" aria-label="{name}: {about}">'
+        f'{"".join(ticks)}{"".join(bars)}<path class="axis" d="M0 {_HIGH}h{width}"/></svg>'
+        "<details><summary>Figures</summary><table><thead><tr><th>from</th><th>below</th>"
+        f"<th>count</th></tr></thead><tbody>{''.join(rows)}</tbody></table></details></figure>"
+    )
+
+
+def _timeline(joined: Joined, progress: Progress | None) -> list[str]:
+    try:
+        svg, _ = timeline.picture(joined, "Waits over time", progress=progress, styled=False)
+    except WaitfoldError as error:
+        return _paragraph(f"{error}.")
+    return [
+        f'<div class="timeline" tabindex="0" role="region" aria-label="Timeline">{svg}</div>',
+        '<p class="note">The mouse shows the figures behind each cell and each part of a lane. '
+        "waitfold timeline --from --to draws a part of it.</p>",
+    ]
+
+
+# Flame graphs -----------------------------------------------------------------------------------
+
+_WARM = ((232, 92, 60), (252, 186, 90))
+_COOL = ((126, 146, 232), (170, 190, 255))
+
+
+class _Graphs:
+    """Flame graphs as the script draws them; the names of all frames are in one table."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._graphs: dict[str, Any] = {}
+
+    def add(self, key: str, stacks: str, paint: dict[str, str], warm: bool) -> list[str]:
+        """Take the graph of folded stacks; return what is to be said of what it leaves out."""
+        names, depths, values = _tree(stacks)
+        floor = 0
+        if len(values) > NODES_MAX:
+            floor = int(np.partition(values, len(values) - NODES_MAX)[-NODES_MAX])
+        kept = values >= max(floor, 1)
+        if kept.sum() > NODES_MAX:  # many are as great as the least of them
+            kept = values > floor
+        of = [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
+        self._graphs[key] = {
+            "names": [self._names.setdefault(name, len(self._names)) for name in of],
+            "depths": depths[kept].tolist(),
+            "values": values[kept].tolist(),
+            "colours": {
+                self._names[name]: paint.get(name) or _shade(name, _WARM if warm else _COOL)
+                for name in dict.fromkeys(of)
+            },
+        }
+        left = len(values) - len(of)
+        return _paragraph(
+            f"{left} frames of at most {text.human(floor)} each are not drawn." if left else ""
+        )
+
+    def data(self) -> str:
+        """Return all as JSON that can stand in a script element."""
+        names = [visible(name[:_NAME_MAX]) for name in self._names]
+        data = json.dumps({"names": names, "graphs": self._graphs}, separators=(",", ":"))
+        # All else that HTML or a script could take for its own is escaped by JSON, as not ASCII.
+        for c in "<>&":
+            data = data.replace(c, f"\\u{ord(c):04x}")
+        return data
+
+
+def _tree(stacks: str) -> tuple[list[str], Any, Any]:
+    """Return the frames of folded stacks, each before those that stand on it: depth and time."""
+    lines = []
+    for line in stacks.splitlines():
+        frames, _, weight = line.rpartition(" ")
+        lines.append((frames.split(";"), int(weight)))
+    lines.sort()
+    names: list[str] = []
+    depths: list[int] = []
+    values: list[int] = []
+    above: list[int] = []  # the frames of the stack before
+    path: list[str] = []
+    for stack, ns in lines:
+        same = 0
+        for one, other in zip(stack, path, strict=False):
+            if one != other:
+                break
+            same += 1
+        del above[same:]
+        for depth in range(same, len(stack)):
+            above.append(len(names))
+            names.append(stack[depth])
+            depths.append(depth)
+            values.append(0)
+        for i in above:
+            values[i] += ns
+        path = stack
+    return names, np.array(depths, np.int32), np.array(values, np.int64)
+
+
+def _shade(name: str, ends: Sequence[Sequence[int]]) -> str:
+    part = zlib.crc32(name.encode(errors="replace")) / 2**32
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(*ends, strict=True))
+    return f"rgb({red},{green},{blue})"
+
+
+def _flame_graphs(
+    analysis: Analysis, joined: Joined, traces: Traces | None, graphs: _Graphs
+) -> list[str]:
+    body = [
+        "<noscript><p>The flame graphs are drawn by this page's script, which does not run. "
+        "waitfold flamegraph draws them as SVG.</p></noscript>"
+    ]
+    stacks = fold.folded(analysis, with_idle=False)
+    about = "By type of process, class and event. Idle waits are left out."
+    paint = fold.class_colours(stacks)
+    body += _flame_graph(graphs, "waits", "Waits", about, stacks, paint, False)
+    held = {event.name for event in traces.events} if traces else set()
+    for key, event, about in (
+        ("oncpu", False, "Samples on a CPU, by stack."),
+        (
+            "offcpu",
+            True,
+            "Time off the CPU, blocked or in the run queue, by the stack that it was left with; "
+            "the wait event stands over it. Idle waits are left out.",
+        ),
+        (
+            "wall",
+            True,
+            "Both in one, the wait event and what the scheduler did over the stack; red is on-CPU, "
+            "blue off it, yellow the run queue. Idle waits are left out.",
+        ),
+    ):
+        kind = fold.KINDS[key]
+        if traces is None or not held >= set(kind.events):
+            continue
+        shown = fold.Shown(event, False, False)
+        stacks = fold.folded_times(joined, traces, kind, shown)
+        look = fold.look(stacks, kind, shown, "")
+        title = kind.about.partition(" (")[0]
+        body += _flame_graph(graphs, key, title, about, stacks, dict(look.paint), key == "oncpu")
+    missing = [name for name, event in (("oncpu", SAMPLE), ("offcpu", SWITCH)) if event not in held]
+    if missing:
+        body += _paragraph(
+            f"Stacks were not recorded of {' and '.join(missing)}: waitfold record --with "
+            f"{','.join(missing)}."
+        )
+    return body
+
+
+def _flame_graph(
+    graphs: _Graphs,
+    key: str,
+    title: str,
+    about: str,
+    stacks: str,
+    paint: dict[str, str],
+    warm: bool,
+) -> list[str]:
+    head = [f'<h3 id="flame-{key}">{title}</h3>', f'<p class="note">{about}</p>']
+    if not stacks:
+        return [*head, "<p>There is nothing to draw.</p>"]
+    left_out = graphs.add(key, stacks, paint, warm)
+    return [*head, f'<div class="flame" data-graph="{key}" data-title="{title}"></div>', *left_out]
+
+
+# Audit and capture ------------------------------------------------------------------------------
+
+
+def _audit(account: Account, traces: Traces | None, texts: _Texts) -> list[str]:
+    if traces is None:
+        return []
+    body = []
+    if account.joined.scheduled:
+        body += _unexplained(unexplained(account, traces), texts)
+    return body + _burnt(burnt(account, traces), texts)
+
+
+def _unexplained(found: list[Unexplained], texts: _Texts) -> list[str]:
+    rows = [
+        _head(texts.cell(_stack(one.stack), _STACK_SHOWN))
+        + _time(one.ns)
+        + _count(one.count)
+        + _time(one.ns / one.count)
+        + _time(one.max_ns)
+        for one in found[:ROWS_MAX]
+    ]
+    title = f"Blocked without a wait event: {text.human(sum(one.ns for one in found))}"
+    columns = ["stack, innermost function first", "total", "count", "mean", "max"]
+    return _table(title, columns, rows, note=_rest([one.ns for one in found]))
+
+
+def _burnt(found: list[Burnt], texts: _Texts) -> list[str]:
+    rows = []
+    for one in found[:ROWS_MAX]:
+        stacks = "".join(
+            f"<li>{n} {texts.cell(_stack(stack), _STACK_SHOWN)}</li>"
+            for stack, n in one.samples[:_SAMPLES]
+        )
+        share = '<td class="n" data-v="-1">-</td>'
+        if one.on_cpu_ns is not None:
+            share = _percent(one.on_cpu_ns, one.total_ns)
+        rows.append(
+            f"{_event(one.event)}{_time(one.on_cpu_ns)}{_time(one.total_ns)}{share}"
+            f'{_count(one.sampled)}<td class="stacks"><ul>{stacks}</ul></td>'
+        )
+    columns = ["wait event", "on-CPU", "of", "%", "samples", "where samples found it"]
+    title = "On a CPU inside a wait event, and where samples found it"
+    return _table(title, columns, rows, sorted_by="on-CPU", prose=columns[-1])
+
+
+def _percent(part: int, whole: int) -> str:
+    value = part / whole if whole else 0.0
+    return f'<td class="n" data-v="{value:.6f}">{text.percent(part, whole).strip()}</td>'
+
+
+def _stack(stack: Sequence[str]) -> str:
+    return " < ".join(stack) or "(its beginning was not seen)"
+
+
+def _captured(analysis: Analysis, joined: Joined, db_time: int, texts: _Texts) -> list[str]:
+    manifest = analysis.capture.manifest
+    body = []
+    if command := manifest.get("command"):
+        body.append(f"<pre><code>{texts.cell(command)}</code></pre>")
+    if not manifest:
+        body += _paragraph(
+            f"{analysis.capture.path.name} was recorded by hand: nothing in it says how."
+        )
+    body += _cost(analysis, joined, db_time)
+    return body + _facts({k: v for k, v in manifest.items() if k != "command"}, texts)
+
+
+def _cost(analysis: Analysis, joined: Joined, db_time: int) -> list[str]:
+    """Return what the recording took of the server's CPU, as far as that can be told."""
+    n, each = analysis.stream.transitions, _COSTS.get(analysis.capture.mode)
+    if each is None:
+        return _paragraph("What it cost the server is not known, as its mode is not.")
+    low, high = (1000 * us * n for us in each)
+    switches = len(joined.sleeps)
+    said = f"{n} starts and ends of waits at {each[0]} to {each[1]} us"
+    if switches:
+        least, most = _SWITCH_COST
+        low, high = low + 1000 * least * switches, high + 1000 * most * switches
+        said += f", {switches} context switches at {least} to {most} us"
+    share = ""
+    if db_time:
+        share = f", {100 * low / db_time:.2g} to {100 * high / db_time:.2g} % of DB time"
+    return _paragraph(
+        f"Cost: some {text.human(low)} to {text.human(high)} of the server's CPU{share} ({said}, "
+        "as measured elsewhere: bench/RESULTS.md)."
+    )
