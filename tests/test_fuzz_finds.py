@@ -96,3 +96,11 @@ def test_bundle_with_a_profile(everything: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "x.waitfold"
     assert cli.main(["bundle", str(everything), "-o", str(bundle)]) == 0
     assert cli.main(["report", "--audit", str(bundle)]) == 0
+
+
+def test_switch_without_its_field(everything: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A switch that the file describes otherwise than the kernel does is told by its name."""
+    path = everything / "perf.data"
+    path.write_bytes(path.read_bytes().replace(b"prev_state;", b"prev_stata;"))
+    said = refused(capsys, "report", everything, "--by", "backend")
+    assert "sched:sched_switch do not hold all of thread, time, prev_pid, prev_state" in said

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import PerfDataError
 from .events import PID_MAX
 from .pair import END, LOST, START
 from .perfdata import Event, Field, PerfData, Piece
@@ -174,10 +175,25 @@ class _Reader:
         self._out, self._in = named[0], named[-1]
         self._wakeup = next(event for event in data.events if event.name == WAKEUP)
         self._sample = next((event for event in data.events if event.name == SAMPLE), None)
+        self._check(self._out, "prev_pid", "prev_state")
+        self._check(self._in, "next_pid")
+        self._check(self._wakeup, "pid")
+        if self._sample:
+            self._check(self._sample)
         self._parts: list[tuple[NDArray[Any], ...]] = []
         self._samples: list[tuple[NDArray[Any], ...]] = []
         self._pairs: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._others: dict[int, int] = {}
+
+    def _check(self, event: Event, *names: str) -> None:
+        layout = self._data.layouts[event.index]
+        raw = layout.has_raw and event.fields.keys() >= {*names}
+        if not (layout.tid_at and layout.time_at and (raw or not names)):
+            wanted = ", ".join(["thread", "time", *names])
+            raise PerfDataError(
+                f"{self._data.path}: samples of {event.name} do not hold all of {wanted}. The file "
+                "is damaged, or was not recorded by waitfold."
+            )
 
     def switches(self) -> Switches:
         for piece in self._data.pieces():
