@@ -92,6 +92,7 @@ class Input:
         state = os.fstat(self._file.fileno())
         if is_stdin and self._file.isatty():
             raise Misuse("standard input is a terminal: name a file, or send it one by < or |")
+        self._is_stdin = is_stdin
         self.is_file = stat.S_ISREG(state.st_mode)
         self.size = state.st_size if self.is_file else 0
         self._begun: bytes | None = None  # of a pipe, what has been read to know what it is
@@ -127,8 +128,8 @@ class Input:
 
     @property
     def plain_file(self) -> bool:
-        """Return whether it can be read at any place as it is."""
-        return self.is_file and not self.packing
+        """Return whether `path` can be opened and read at any place."""
+        return self.is_file and not self.packing and not self._is_stdin
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes, unpacked, from the first one on, some at a time.
@@ -171,7 +172,7 @@ class Input:
 
         A file as it is, or else an unlinked temporary one of SPOOL_MAX bytes at the most.
         """
-        file = self._file if self.plain_file else self._spooled()
+        file = self._file if self.is_file and not self.packing else self._spooled()
         return lambda: Reread(file.fileno())
 
     def _raw(self) -> Iterator[bytes]:
