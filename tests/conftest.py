@@ -151,6 +151,22 @@ class Psql:
             time.sleep(0.01)
 
 
+@functools.cache
+def new_data(binaries: Path) -> Path:
+    """A data directory as initdb leaves it; each server of these binaries gets a copy."""
+    folder = Path(tempfile.mkdtemp(prefix="waitfold-test-"))
+    atexit.register(shutil.rmtree, folder)
+    shutil.chown(folder, "postgres")
+    initdb = [binaries / "initdb", "--no-sync", "-A", "trust", "-U", "postgres"]
+    subprocess.run(
+        ["runuser", "-u", "postgres", "--", *initdb, "-D", folder / "data"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+    )
+    return folder / "data"
+
+
 class Cluster:
     """A throw-away server in a folder of its own, run as user postgres on a unix socket."""
 
@@ -160,7 +176,7 @@ class Cluster:
             str(PG_BIN / "psql"), "-X", "-h", str(folder), "-U", "postgres", "postgres",
         ]  # fmt: skip
         shutil.chown(folder, "postgres")
-        self.as_postgres("initdb", "-D", self.data, "-A", "trust", "-U", "postgres")
+        subprocess.run(["cp", "-a", new_data(binaries), self.data], check=True)
         with (self.data / "postgresql.conf").open("a") as conf:
             conf.write(
                 f"listen_addresses = ''\nunix_socket_directories = '{folder}'\n"

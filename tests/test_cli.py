@@ -49,8 +49,7 @@ def _edit(path: Path, old: str, new: str) -> None:
 
 
 def _command(*args: object) -> list[str]:
-    # -B: under a limit of file sizes Python would leave half a file of bytecode.
-    return [sys.executable, "-B", "-m", "waitfold", *map(str, args)]
+    return [sys.executable, "-m", "waitfold", *map(str, args)]
 
 
 def test_version(run: Run) -> None:
