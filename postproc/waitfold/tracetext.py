@@ -92,6 +92,8 @@ class TraceText:
         self.whole = len(head) < HEAD
         if not self.whole:
             head = head[: head.rfind(b"\n") + 1]
+        if not head:
+            raise WaitfoldError(not_understood(input_))
         lines = _Lines(head)
         self.kind, rows = max(
             ((kind, lines.named(who)) for kind, who in _WHO.items()), key=lambda pair: len(pair[1])
