@@ -517,6 +517,10 @@ def _alarm(_: int, __: FrameType | None) -> None:
     raise Hang
 
 
+def _status() -> str:
+    return Path("/proc/self/status").read_text()
+
+
 class Runner:
     """Runs cases in this process, which may from now on use 1 GiB in all, and each case 10 s."""
 
@@ -529,10 +533,10 @@ class Runner:
         self._folder = folder
         self._laid: set[str] = set()
         signal.signal(signal.SIGALRM, _alarm)
-        page = resource.getpagesize()
-        size, resident = (int(n) * page for n in Path("/proc/self/statm").read_text().split()[:2])
-        limit = size + BYTES - resident
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        # What threads have reserved counts with RLIMIT_AS, but nothing of it is used.
+        own = dict(re.findall(r"^(VmData|VmRSS):\s+(\d+)", _status(), re.MULTILINE))
+        limit = (int(own["VmData"]) - int(own["VmRSS"])) * 1024 + BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     def run(self, data: bytes, use: Use) -> tuple[str, str]:
         """Return what became of a case, and what is wrong with that."""
