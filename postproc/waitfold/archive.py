@@ -15,19 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from waitfold.errors import WaitfoldError
+from waitfold.inputs import Input
 
 MAX = 256 << 20
 """Bytes that an archive may unpack to, whatever its size."""
 
 FIRST = "manifest"
-"""The first member, by which a bundle is told from another file in xz."""
-
-MAGIC = b"\xfd7zXZ\0"
+"""The first member, by which a bundle is told from any other file."""
 
 _MEMBERS = 512
-_MEMORY = 80 << 20  # what xz -9 wants
 _BLOCK = 512
-_CHUNK = 1 << 20
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -61,20 +58,12 @@ def pack(members: Mapping[str, bytes]) -> bytes:
     return lzma.compress(raw.getbuffer(), preset=6)
 
 
-def is_bundle(path: Path) -> bool:
-    """Return whether a file is in xz and begins as pack() does."""
-    with path.open("rb") as file:
-        begin = file.read(1 << 16)
-    if not begin.startswith(MAGIC):
-        return False
-    try:
-        head = lzma.LZMADecompressor(memlimit=_MEMORY).decompress(begin, _BLOCK)
-    except (lzma.LZMAError, MemoryError):
-        return False
-    return head.startswith(FIRST.encode() + b"\0") and head[257:262] == b"ustar"
+def is_bundle(head: bytes) -> bool:
+    """Return whether what begins so, unpacked, is what pack() has packed."""
+    return head.startswith(FIRST.encode() + b"\0") and head[257:263] == b"ustar\0"
 
 
-def unpack(path: Path, known: re.Pattern[str]) -> dict[str, memoryview]:
+def unpack(input_: Input, known: re.Pattern[str]) -> dict[str, memoryview]:
     """Return the members of an archive by name; all names are such as `known` matches.
 
     Raises
@@ -84,48 +73,40 @@ def unpack(path: Path, known: re.Pattern[str]) -> dict[str, memoryview]:
         unpacks to more than MAX bytes.
 
     """
-    content = memoryview(_decompressed(path))
+    path = input_.path
+    content = memoryview(_unpacked(input_)).toreadonly()
     members: dict[str, memoryview] = {}
     at = 0
-    while True:
-        head = bytes(content[at : at + _BLOCK])
+    while any(head := bytes(content[at : at + _BLOCK])):
         if len(head) < _BLOCK:
-            raise _damaged(path, "its list of members has no end")
-        if not any(head):
-            break
+            raise _damaged(path, "it was cut short")
         name, size = _member(path, head, known)
         if name in members:
-            raise _damaged(path, f"it has two members '{name}'")
+            raise _refused(path, f"it has two members '{name}'")
         if len(members) == _MEMBERS:
-            raise _damaged(path, f"it has more than {_MEMBERS} members")
+            raise _refused(path, f"it has more than {_MEMBERS} members")
         at += _BLOCK
         if size > len(content) - at:
-            raise _damaged(path, f"'{name}' should have {size} bytes")
+            raise _damaged(path, f"it was cut short: '{name}' should have {size} bytes")
         members[name] = content[at : at + size]
         at += -(-size // _BLOCK) * _BLOCK
+    # Two empty blocks are the end, and tar adds some to fill its own.
+    if len(content) - at < 2 * _BLOCK:
+        raise _damaged(path, "it was cut short: its list of members has no end")
+    if any(content[at:]):
+        raise _refused(path, "something stands behind its end")
     return members
 
 
-def _decompressed(path: Path) -> bytes:
-    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
+def _unpacked(input_: Input) -> bytearray:
     content = bytearray()
-    try:
-        with path.open("rb") as file:
-            while not unpacker.eof:
-                packed = file.read(_CHUNK) if unpacker.needs_input else b""
-                if unpacker.needs_input and not packed:
-                    raise _damaged(path, "it was cut short")
-                content += unpacker.decompress(packed, _CHUNK)
-                if len(content) > MAX:
-                    raise WaitfoldError(
-                        f"{path} unpacks to more than {MAX >> 20} MiB, which no bundle does: it is "
-                        "not read."
-                    )
-            if unpacker.unused_data or file.read(1):
-                raise _damaged(path, "something follows its end")
-    except (lzma.LZMAError, MemoryError) as error:
-        raise _damaged(path, f"xz says: {error}") from None
-    return bytes(content)
+    for block in input_.blocks():
+        content += block
+        if len(content) > MAX:
+            raise _refused(input_.path, f"it unpacks to more than {MAX >> 20} MiB")
+    if input_.cut:
+        raise _damaged(input_.path, "it was cut short")
+    return content
 
 
 def _member(path: Path, head: bytes, known: re.Pattern[str]) -> tuple[str, int]:
@@ -146,15 +127,15 @@ def _member(path: Path, head: bytes, known: re.Pattern[str]) -> tuple[str, int]:
         raise _refused(path, f"{shown} leads out of its folder")
     if head[156:157] not in (b"0", b"\0"):
         what = _KINDS.get(head[156:157], "an extension of tar")
-        raise _refused(path, f"{shown} is {what}, and bundles hold plain files alone")
+        raise _refused(path, f"{shown} is {what}, and no plain file")
     if not known.fullmatch(name):
-        raise _refused(path, f"no bundle has a member {shown}")
+        raise _refused(path, f"it has a member {shown}")
     return name, size
 
 
 def _damaged(path: Path, why: str) -> WaitfoldError:
-    return WaitfoldError(f"{path}: {why}. The bundle is damaged: copy it anew.")
+    return WaitfoldError(f"{path}: {why}. Copy it anew.")
 
 
 def _refused(path: Path, why: str) -> WaitfoldError:
-    return WaitfoldError(f"{path} is not read: {why}.")
+    return WaitfoldError(f"{path} is refused: {why}, as in no bundle of waitfold's.")

@@ -36,6 +36,7 @@ from waitfold.events import (
 from waitfold.events import (
     joined as joint,
 )
+from waitfold.inputs import Input
 from waitfold.join import Joined, join, switched
 from waitfold.perfdata import Event
 from waitfold.probeset import parse_set, probes_dir
@@ -156,16 +157,16 @@ def size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{-(-count // 1000)} kB"
 
 
-def open_bundle(path: Path) -> Capture:
-    """Open a bundle.
+def open_bundle(input_: Input) -> Capture:
+    """Open a bundle, of which archive.is_bundle() has said that it is one.
 
     Raises
     ------
     WaitfoldError
-        It is damaged, not one, or of a newer format.
+        It is damaged, or of a newer format.
 
     """
-    return _opened(archive.unpack(path, _MEMBER), path)
+    return _opened(archive.unpack(input_, _MEMBER), input_.path)
 
 
 # What a capture holds, by its server's processes alone.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,7 +13,7 @@ from waitfold.backends import POSTMASTER, Backend, SeenBackends, read_backends, 
 from waitfold.bundled import Bundled
 from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
-from waitfold.inputs import STDIN, Input
+from waitfold.inputs import Input
 from waitfold.perfdata import MAGICS as PERF_MAGICS
 from waitfold.perfdata import PerfData, probe_fields
 from waitfold.probeset import OWN_GROUP, ProbeSet, load_set, load_sets
@@ -124,13 +123,14 @@ def _opened(
     try:
         if path.is_dir():
             return _open_folder(path, naming)
-        if path != STDIN and stat.S_ISREG(path.stat().st_mode) and is_bundle(path):
+        input_ = Input(path)
+        if is_bundle(input_.head):
             _no_naming(path, naming)
             # It reads captures, too, to make bundles of them.
             from waitfold.bundle import open_bundle
 
-            return open_bundle(path)
-        data = _read(Input(path))
+            return open_bundle(input_)
+        data = _read(input_)
         return (plain and plain(data, naming)) or _by_hand(data, naming)
     except FileNotFoundError as error:
         raise WaitfoldError(f"{error.filename or path}: no such file or folder") from None
