@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # record.sh - record one of the samples again.
 #
-# usage: samples/record.sh NAME CAPTURE
+# usage: samples/record.sh NAME [CAPTURE]
 #
 # NAME is a folder of samples/. A throw-away PostgreSQL of its own (the newest under
-# /usr/lib/postgresql, on a unix socket) is set up as the sample wants it, driven and recorded into
-# the new folder CAPTURE, and removed. Figures differ from host to host.
+# /usr/lib/postgresql, on a unix socket) is set up as the sample wants it, driven, recorded and removed.
+# Writes samples/NAME/NAME.waitfold, and keeps the whole capture in the new folder CAPTURE where one is named.
+# Figures differ from host to host.
 #
 # cost: half a minute of both CPUs of a small machine; 1 GB in $TMPDIR (default /tmp) meanwhile.
 # needs: what `make deps` installs; root and uprobes.
@@ -98,9 +99,11 @@ END
     load() { "${pgbench[@]}" -c 6 -T 3 -f "$WORK/read.sql"; }
 }
 
-(($# == 2)) || misused "give the name of a sample and a folder to write"
-name=$1 capture=$(realpath -- "$2")
-[[ $name =~ ^[a-z-]+$ && -d $ROOT/samples/$name ]] || misused "no sample is called \"$name\""
+(($# == 1 || $# == 2)) || misused "give the name of a sample"
+name=$1
+[[ $(type -t "$name") == function && -d $ROOT/samples/$name ]] || misused "no sample is called \"$name\""
+make_work
+capture=$(realpath -- "${2-$WORK/capture}")
 [[ ! -e $capture ]] || die "\"$2\" is there already"
 "$name"
 start_server "$scale" "${settings[@]}"
@@ -108,3 +111,4 @@ export PATH=$CLIENT:$PATH WORK CLIENT
 prepare
 export -f load sql
 "$RECORD" -D "$DATA" --with "$with" -o "$capture" -- bash -c "$(declare -p pgbench); load" >"$WORK/load"
+"$WAITFOLD" bundle "$capture" -o "$ROOT/samples/$name/$name.waitfold"
