@@ -32,7 +32,7 @@ from waitfold.profile import Traces
 from waitfold.sched import SAMPLE, SWITCH
 from waitfold.show import fold, palette, text, timeline
 
-ROWS_MAX = 300
+ROWS_MAX = 200
 """At most so many rows of a table; those of the backends, queries and sets may be far more."""
 
 TEXT_SHOWN, TEXT_MAX, TEXTS_MAX = 160, 20_000, 400_000
@@ -558,6 +558,7 @@ def _by_table(account: Account, dimension: str, who: str, cells: Cells, texts: _
     whole = sum(row.busy.total for row in all_)
     widest = max(row.busy.total for row in all_)
     vague = scheduled and any(row.busy.unknown for row in all_)
+    asked = asked and any(row.in_transaction_ns for row in all_)
     columns = [dimension, "total", "% DB" if who.startswith("client") else "%"]
     columns += [*["blocked", "run queue", "on-CPU"] * scheduled, *["not known"] * vague]
     columns += [*["in transaction"] * asked, "idle", ""]

@@ -78,6 +78,7 @@ const sortable = (table) => {
   };
   for (const head of heads) {
     if (head.tagName !== "TH") continue;
+    head.dataset.title = head.textContent; // printed, as a repeated head is without its buttons
     const button = make("button", { type: "button" }, head.textContent);
     button.addEventListener("click", () => sort(head));
     head.replaceChildren(button);
