@@ -232,7 +232,7 @@ HEAD = (DATA / "killed" / "trace.head").read_bytes()
         (bytes(4096), "not a trace.dat"),
         (b"PERFILE2" + bytes(100), "not a trace.dat"),
         (HEAD[:5], "not a trace.dat"),
-        (HEAD[:10] + b"7\0" + HEAD[12:], "version 7.*convert"),
+        (HEAD[:10] + b"8\0" + HEAD[12:], "version 8.*convert"),
         (HEAD[:12] + b"\1" + HEAD[13:], "big-endian"),
         (HEAD[:14] + b"\1\2\3\4" + HEAD[18:], "size of a page is 67305985"),
         (HEAD.replace(b"type_len    :    5", b"type_len    :    6"), "not known here"),

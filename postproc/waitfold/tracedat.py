@@ -1,7 +1,7 @@
 """Read trace.dat without trace-cmd, on any system.
 
-The file is laid out as trace-cmd.dat.v6(5) says, its pages as include/linux/ring_buffer.h and
-kernel/trace/ring_buffer.c: behind a time and a size, records whose first word has a type in its
+The file is laid out as trace-cmd.dat.v6(5) and trace-cmd.dat.v7(5) say, its pages as
+include/linux/ring_buffer.h and kernel/trace/ring_buffer.c: behind a time and a size, records whose first word has a type in its
 lower 5 bits and above them the ns since the record before. Where one record ends the next
 begins, so the records of a page must be found one after the other; but no page depends on
 another, and all pages of a piece are walked at the same time.
@@ -13,23 +13,27 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Sequence
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from io import RawIOBase
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import PerfDataError, WaitfoldError
 from .events import EXIT, FORK, PID_MAX, Column, Rule, Source, Transitions, TransitionStream, Use
+from .inputs import RATIO_FREE, RATIO_MAX, SPOOL_MAX, Reread
 from .perfdata import Field, format_fields
 
 MAGIC = b"\x17\x08\x44tracing"
 
 # Option ids, trace-cmd-private.h; only those used.
-_CPUSTAT, _BUFFER, _TRACECLOCK = 2, 3, 4
+_DONE, _CPUSTAT, _BUFFER, _TRACECLOCK, _HEADER_INFO, _EVENT_FORMATS = 0, 2, 3, 4, 16, 18
 _CLOCKS = {"mono": "CLOCK_MONOTONIC", "mono_raw": "CLOCK_MONOTONIC_RAW", "boot": "CLOCK_BOOTTIME"}
 
 _PADDING, _TIME_EXTEND, _TIME_STAMP = 29, 30, 31  # types of records that are no events
@@ -108,6 +112,10 @@ class TraceDat:
         except OSError as error:
             raise PerfDataError(f"{self.path} cannot be read: {error.strerror}.") from error
 
+    def unpacked(self, opener: Callable[[], RawIOBase]) -> None:
+        """Take where the pages are, if they are not in the file itself."""
+        self._opener = opener
+
     def open(self, path: Path) -> RawIOBase:
         """Open the file, or one of those beside it."""
         if self._opener and path == self.path:
@@ -115,8 +123,11 @@ class TraceDat:
         return path.open("rb", buffering=0)
 
     def _open(self, head: _Head, parts: dict[int, Path]) -> None:
-        self._first(head)
-        self._formats(head)
+        if self._first(head) == 7:
+            self.cpus = _Version7(self, head).cpus()
+            return
+        self.describe_pages(head)
+        self.read_formats(head)
         head.skip(head.number(4))  # kallsyms
         head.skip(head.number(4))  # formats of trace_printk
         unfinished = bool(parts) or self.path.name == "trace.head"
@@ -127,18 +138,20 @@ class TraceDat:
             )
         table = self._table(head) if head.left or not unfinished else []
         for pages in table:
-            if pages.cpu in parts:
-                continue
-            if pages.offset + pages.size > head.size:
-                self.cut = (
-                    f"{self.path} was cut short: CPU {pages.cpu} should have {pages.size} bytes at "
-                    f"byte {pages.offset}, but the file has {head.size}. What is there is read."
-                )
-            there = min(pages.offset, head.size)
-            size = min(pages.size, head.size - there)
-            self._add(replace(pages, offset=there, size=size))
+            if pages.cpu not in parts:
+                self._add(self.there(pages, head.size))
         for cpu, path in sorted(parts.items()):
             self._add(Pages(cpu, path, 0, path.stat().st_size, 0))
+
+    def there(self, pages: Pages, size: int) -> Pages:
+        """Return the part of a CPU's pages that a file of `size` bytes has."""
+        if pages.offset + pages.size > size:
+            self.cut = (
+                f"{self.path} was cut short: CPU {pages.cpu} should have {pages.size} bytes at "
+                f"byte {pages.offset}, but the file has {size}. What is there is read."
+            )
+        begin = min(pages.offset, size)
+        return replace(pages, offset=begin, size=min(pages.size, size - begin))
 
     def _add(self, pages: Pages) -> None:
         """Take the pages that are whole: the last one of a recorder that was killed may not be."""
@@ -160,28 +173,33 @@ class TraceDat:
                         since = max(since, time)
         return min(since, _TIME_MAX)
 
-    def _first(self, head: _Head) -> None:
-        """Read magic number, version, sizes, and how pages and records look."""
+    def _first(self, head: _Head) -> int:
+        """Read magic number, version and sizes; return the version."""
         if head.size == 0:
             raise PerfDataError(f"{self.path} is empty: nothing was written to it.")
         if head.bytes(min(len(MAGIC), head.size)) != MAGIC:
             raise PerfDataError(f"{self.path} is not a trace.dat file: it does not begin as one.")
         version = head.string()
-        if version != "6":
+        if version not in ("6", "7"):
             raise PerfDataError(
-                f"{self.path} is a trace.dat of version {version[:20]}, and 6 is read here. To "
-                f"make one: trace-cmd convert --file-version 6 -i {self.path} -o NEW.dat"
+                f"{self.path} is a trace.dat of version {version[:20]}, and 6 and 7 are read here. "
+                f"To make one: trace-cmd convert --file-version 7 -i {self.path} -o NEW.dat"
             )
         if head.number(1):
             raise PerfDataError(
                 f"{self.path} was recorded on a big-endian machine, which is not read here. Record "
                 "on a little-endian one, as x86-64 is."
             )
-        long_size = head.number(1)
+        self._long_size = head.number(1)
         self.page_size = head.number(4)
         self.info["page_size"] = str(self.page_size)
         if self.page_size & (self.page_size - 1) or not 512 <= self.page_size <= _PAGE_MAX:
             raise head.damaged(f"the size of a page is {self.page_size}")
+        return int(version)
+
+    def describe_pages(self, head: _Head) -> None:
+        """Read how pages and records look."""
+        long_size = self._long_size
         page = self._described(head, "header_page")
         fields = format_fields(page)
         data = fields.get("data")
@@ -204,9 +222,10 @@ class TraceDat:
             raise head.damaged(f"{name} should stand")
         return head.text(head.number(8))
 
-    def _formats(self, head: _Head) -> None:
-        for _ in range(head.count(8)):
-            head.skip(head.number(8))  # ftrace's own events
+    def read_formats(self, head: _Head, own: bool = True) -> None:
+        """Read the events' formats, behind those of ftrace's `own`."""
+        for _ in range(head.count(8) if own else 0):
+            head.skip(head.number(8))
         for _ in range(head.count(5)):
             system = head.string()
             for _ in range(head.count(8)):
@@ -231,19 +250,12 @@ class TraceDat:
             while option := head.number(2):
                 size = head.number(4)
                 if option == _CPUSTAT:
-                    text = head.text(size)
-                    if match := re.search(r"^Buffer: (.*)$", text, re.MULTILINE):
-                        of = match[1]
-                    elif match := re.search(r"^CPU: (\d{1,5})$", text, re.MULTILINE):
-                        numbers = re.findall(r"overrun: (\d{1,18})$", text, re.MULTILINE)
-                        lost[of, int(match[1])] = sum(map(int, numbers))
+                    of = _lost(head.text(size), of, lost)
                 elif option == _BUFFER and size >= 8:
                     place = head.number(8)
                     buffers.append((head.text(size - 8).rstrip("\0"), place))
                 elif option == _TRACECLOCK:
-                    match = re.search(r"\[(\w+)\]", head.text(size))
-                    clock = match[1] if match else "local"
-                    self.info["clockid"] = _CLOCKS.get(clock, f"clock {clock}")
+                    self.name_clock(head.text(size))
                 else:
                     head.skip(size)
             kind = head.bytes(10)
@@ -259,6 +271,12 @@ class TraceDat:
                 found.append(Pages(cpu, self.path, at, size, lost.get((name, cpu), 0)))
         return found
 
+    def name_clock(self, text: str) -> None:
+        """Take the clock from what trace_clock holds, which marks it so: [mono]."""
+        match = re.search(r"\[(\w+)\]", text)
+        clock = match[1] if match else "local"
+        self.info["clockid"] = _CLOCKS.get(clock, f"clock {clock}")
+
     def sources(self, rule: Rule, stream: TransitionStream) -> Sequence[Source]:
         """Return a source for each CPU.
 
@@ -272,15 +290,153 @@ class TraceDat:
         return [_CpuSource(self, cpu, wanted, stream, buffer) for cpu in self.cpus]
 
 
-class _Head:
-    """Read numbers and texts from the start of a file on, never behind its end."""
+def _lost(text: str, of: str, lost: dict[tuple[str, int], int]) -> str:
+    """Take from a CPU's stats what it lost, of buffer `of`; return the buffer that they are of."""
+    if match := re.search(r"^Buffer: (.*)$", text, re.MULTILINE):
+        return match[1]
+    if match := re.search(r"^CPU: (\d{1,5})$", text, re.MULTILINE):
+        numbers = re.findall(r"overrun: (\d{1,18})$", text, re.MULTILINE)
+        lost[of, int(match[1])] = sum(map(int, numbers))
+    return of
 
-    def __init__(self, path: Path, file: int) -> None:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode):
-            raise PerfDataError(f"{path} is not a regular file; write it to one first.")
-        self.size = state.st_size
-        self._path, self._file, self._at = path, file, 0
+
+class _Version7:
+    """The sections of a trace.dat of version 7, trace-cmd.dat.v7(5), which may be compressed."""
+
+    def __init__(self, data: TraceDat, head: _Head) -> None:
+        self._data = data
+        self._head = head
+        self._packing = head.string()
+        head.string()  # its version
+        if self._packing not in ("none", "zstd", "zlib"):
+            raise PerfDataError(
+                f"{data.path} is compressed by {self._packing[:20]!r}, and zstd and zlib are read "
+                f"here. trace-cmd convert --compression none -i {data.path} -o NEW.dat unpacks it"
+            )
+
+    def cpus(self) -> list[Pages]:
+        """Read all sections; return where the pages of all CPUs are."""
+        data, head = self._data, self._head
+        lost: dict[tuple[str, int], int] = {}
+        buffers: list[bytes] = []
+        places: dict[int, int] = {}
+        of = ""
+        place = head.number(8)
+        seen: set[int] = set()
+        while place and place not in seen:
+            seen.add(place)
+            options = self._section(place)
+            place = 0
+            while options.left >= 6:
+                option, size = options.number(2), options.number(4)
+                content = options.bytes(size)
+                if option == _DONE:
+                    place = int.from_bytes(content[:8], "little")
+                    break
+                if option == _CPUSTAT:
+                    of = _lost(content.decode(errors="replace"), of, lost)
+                elif option == _BUFFER:
+                    buffers.append(content)
+                elif option == _TRACECLOCK:
+                    data.name_clock(content.decode(errors="replace"))
+                elif option in (_HEADER_INFO, _EVENT_FORMATS):
+                    places[option] = int.from_bytes(content[:8], "little")
+        for option in (_HEADER_INFO, _EVENT_FORMATS):
+            if option not in places:
+                raise head.damaged(f"no section {option} is named")
+        data.describe_pages(self._section(places[_HEADER_INFO]))
+        data.read_formats(self._section(places[_EVENT_FORMATS]), own=False)
+        spool = tempfile.TemporaryFile(prefix="waitfold-")  # noqa: SIM115
+        found = []
+        for content in buffers:
+            for pages, packed in self._buffer(content, lost):
+                whole = data.there(pages, head.size)
+                if packed:
+                    whole = self._unpacked(whole, spool)
+                found.append(replace(whole, size=whole.size // data.page_size * data.page_size))
+        if spool.tell():
+            spool.flush()
+            data.unpacked(lambda: Reread(spool.fileno()))
+        return found
+
+    def _section(self, place: int) -> _Head:
+        head = self._head
+        head.go(place)
+        _, flags = head.number(2), head.number(2)
+        head.skip(4)
+        size = head.number(8)
+        if not flags & 1:
+            return _Head(self._data.path, head.bytes(size))
+        size, full = head.number(4), head.number(4)
+        return _Head(self._data.path, self._unpack(head.bytes(size), full))
+
+    def _buffer(
+        self, content: bytes, lost: dict[tuple[str, int], int]
+    ) -> Iterator[tuple[Pages, bool]]:
+        """Yield the pages of an option BUFFER, as they are in the file, and whether packed."""
+        data, option = self._data, _Head(self._data.path, content)
+        place = option.number(8)
+        name = option.string()
+        option.string()  # its clock
+        if option.number(4) != data.page_size:
+            raise option.damaged("the size of a page is another than the file's")
+        self._head.go(place)
+        packed = bool(self._head.number(4) >> 16 & 1)
+        for _ in range(option.count(20)):
+            cpu, offset, size = option.number(4), option.number(8), option.number(8)
+            yield Pages(cpu, data.path, offset, size, lost.get((name, cpu), 0)), packed
+
+    def _unpacked(self, pages: Pages, spool: IO[bytes]) -> Pages:
+        """Unpack a CPU's pages into a file; return where they are there."""
+        begin = spool.tell()
+        if pages.size >= 4:
+            head = self._head
+            head.go(pages.offset)
+            for _ in range(head.number(4)):
+                size, full = head.number(4), head.number(4)
+                spool.write(self._unpack(head.bytes(size), full))
+                if spool.tell() > SPOOL_MAX:
+                    raise WaitfoldError(
+                        f"{pages.path} unpacks to more than {SPOOL_MAX >> 30} GiB, which is "
+                        "refused: it is damaged, or was recorded for too long"
+                    )
+        return replace(pages, offset=begin, size=spool.tell() - begin)
+
+    def _unpack(self, content: bytes, size: int) -> bytes:
+        """Return `size` bytes that were packed."""
+        # It takes longer to import than a small file to read.
+        from zstandard import ZstdDecompressor, ZstdError, frame_content_size
+
+        if size > min(_PART_MAX, RATIO_FREE + RATIO_MAX * len(content)):
+            raise self._head.damaged(f"ends what unpacks to {size} bytes")
+        try:
+            if self._packing == "zlib":
+                full = zlib.decompressobj().decompress(content, size)
+            elif frame_content_size(content) > size:
+                full = b""
+            else:
+                full = ZstdDecompressor().decompress(content, max_output_size=size)
+        except (ZstdError, zlib.error) as error:
+            raise self._head.damaged(f"ends what is packed wrongly ({error})") from None
+        if len(full) != size:
+            raise self._head.damaged(f"ends what does not unpack to {size} bytes")
+        return full
+
+
+class _Head:
+    """Read numbers and texts from the start of a file, or of bytes, on, never behind the end."""
+
+    def __init__(self, path: Path, content: int | bytes) -> None:
+        if isinstance(content, bytes):
+            self.size = len(content)
+            self._read: Callable[[int, int], bytes] = lambda size, at: content[at : at + size]
+        else:
+            state = os.fstat(content)
+            if not stat.S_ISREG(state.st_mode):
+                raise PerfDataError(f"{path} is not a regular file; write it to one first.")
+            self.size = state.st_size
+            self._read = lambda size, at: os.pread(content, size, at)
+        self._path, self._at = path, 0
 
     @property
     def left(self) -> int:
@@ -305,7 +461,7 @@ class _Head:
         self.skip(size)
         if size > _PART_MAX:
             raise self.damaged(f"ends a part of {size} bytes")
-        return os.pread(self._file, size, self._at - size)
+        return self._read(size, self._at - size)
 
     def number(self, size: int) -> int:
         return int.from_bytes(self.bytes(size), "little")
@@ -322,7 +478,7 @@ class _Head:
 
     def string(self) -> str:
         """Return a string that a NUL ends."""
-        found, end, _ = os.pread(self._file, 256, self._at).partition(b"\0")
+        found, end, _ = self._read(256, self._at).partition(b"\0")
         if not end:
             raise self.damaged("a name should end")
         self._at += len(found) + 1

@@ -359,7 +359,7 @@ class _TextSource:
             re.compile(
                 rb"(?:^|.*?[\s(,])"
                 + re.escape(name).encode()
-                + rb'=(?:"(.*?)"(?=\s+\w+=|\s*$)|(\S+?)(?=[,)]?(?:\s|$)))',
+                + rb'=(?:"(.*?)(?:"(?=\s+\w+=|\s*$)|$)|(\S+?)(?=[,)]?(?:\s|$)))',
                 re.DOTALL,
             )
             for name in use.fields
