@@ -20,6 +20,7 @@ need man-db man
 need npm npm
 need shellcheck shellcheck
 need bpftrace bpftrace
+need chromium chromium
 need libdevel-nytprof-perl /usr/share/perl5/Devel/NYTProf/flamegraph.pl
 compgen -G '/usr/lib/postgresql/*/bin/pgbench' >/dev/null || missing+=(postgresql postgresql-contrib)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)

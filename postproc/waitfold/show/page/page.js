@@ -203,7 +203,7 @@ class Flame {
   }
 
   redraw() {
-    if (this.width !== this.room()) this.draw(this.room());
+    if (this.printed === undefined && this.width !== this.room()) this.draw(this.room());
   }
 
   draw(width) {
@@ -325,14 +325,15 @@ const flames = () => {
   // On paper a graph is whole.
   addEventListener("beforeprint", () => {
     for (const flame of all) {
-      flame.before = flame.zoomed;
+      flame.printed = flame.zoomed;
       flame.zoomed = 0;
       flame.draw(PRINTED);
     }
   });
   addEventListener("afterprint", () => {
     for (const flame of all) {
-      flame.zoomed = flame.before;
+      flame.zoomed = flame.printed;
+      flame.printed = undefined;
       flame.draw(flame.room());
     }
   });
