@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -43,23 +44,21 @@ def work(seed: int, cases: range, readers: list[fuzz_cases.Reader], pipe: int) -
             outcome, wrong = runner.run(data, reader.uses[use])
             seconds = time.monotonic() - begun
             most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-            if most > fuzz_cases.BYTES and not wrong:
-                wrong = f"{most >> 20} MiB"
-            print(about, outcome, seconds, repr(wrong), sep="\t", file=lines, flush=True)
             if most > fuzz_cases.BYTES:
-                os._exit(1)  # the next worker begins anew
+                wrong = wrong or f"{most >> 20} MiB, here or before"
+            print(about, outcome, seconds, repr(wrong), sep="\t", file=lines, flush=True)
     shutil.rmtree(scratch)
 
 
 @dataclass
 class Worker:
-    """A process that runs cases; `number` and `kinds` are of the one that it is at."""
+    """A process that runs cases; `done` are through, `at` is what it said of the next one."""
 
     pid: int
     lines: IO[str]
     cases: range
-    number: int = -1
-    kinds: str = ""
+    done: int = 0
+    at: str = ""
     heard: float = field(default_factory=time.monotonic)
 
 
@@ -70,8 +69,9 @@ def start(seed: int, cases: range, readers: list[fuzz_cases.Reader]) -> Worker:
         os.close(reader)
         try:
             work(seed, cases, readers, writer)
-        finally:
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
     os.close(writer)
     return Worker(pid, os.fdopen(reader), cases)
 
@@ -98,15 +98,16 @@ class Tally:
 def take(worker: Worker, line: str, tally: Tally, whole: bool) -> None:
     """Take down what a worker says of a case."""
     number, reader, kinds, outcome, seconds, wrong = line.rstrip("\n").split("\t")
-    worker.number, worker.kinds, worker.heard = int(number), kinds, time.monotonic()
+    worker.heard = time.monotonic()
     if outcome == "begun":
+        worker.at = f"{number} ({reader}: {kinds})"
         return
     tally.add(reader, outcome, float(seconds))
-    worker.number = -1
+    worker.done += 1
     if wrong != "''":
         text = wrong.encode().decode("unicode_escape").strip("'\n")
         text = text if whole else text.splitlines()[-1]
-        tally.complain(f"{number} ({reader}: {kinds})", f"{outcome}: {text}")
+        tally.complain(worker.at, f"{outcome}: {text}")
 
 
 def run(seed: int, shares: list[range], readers: list[fuzz_cases.Reader], whole: bool) -> Tally:
@@ -127,12 +128,12 @@ def run(seed: int, shares: list[range], readers: list[fuzz_cases.Reader], whole:
                 take(worker, line, tally, whole)
                 continue
             _end(worker, ready)
-            if worker.number >= 0:
-                tally.complain(f"{worker.number} ({worker.kinds})", "the worker died")
-                tally.add(readers[worker.number % len(readers)].name, "died", 0)
-                at = worker.cases.index(worker.number) + 1
-                if at < len(worker.cases):
-                    begin(worker.cases[at:])
+            left = worker.cases[worker.done :]
+            if left:
+                tally.complain(worker.at, "the worker died or hung")
+                tally.add(readers[left[0] % len(readers)].name, "died", 0)
+            if len(left) > 1:
+                begin(left[1:])
         for worker in [key.data for key in ready.get_map().values()]:
             if time.monotonic() - worker.heard > PATIENCE:
                 os.kill(worker.pid, signal.SIGKILL)  # the end of its pipe tells the rest

@@ -7,6 +7,7 @@ command that reads it. Everything runs in this process, as the command line woul
 from __future__ import annotations
 
 import functools
+import gzip
 import io
 import json
 import lzma
@@ -18,6 +19,7 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -26,9 +28,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import zstandard
+
 from waitfold import capture, cli, probeset, waitevents
-from waitfold.bundle import make_bundle
-from waitfold.capture import Naming, open_capture
 from waitfold.errors import WaitfoldError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -342,7 +344,11 @@ def _numbers_of_column(rng: random.Random, data: bytearray) -> None:
 
 
 def _values_of_json(rng: random.Random, data: bytearray) -> None:
-    top = json.loads(data)
+    try:
+        top = json.loads(data)
+    except ValueError:  # damaged before
+        words(rng, data, [])
+        return
     places: list[tuple[Any, Any]] = []
 
     def walk(value: Any) -> None:
@@ -431,7 +437,8 @@ def trace_dat() -> Reader:
     ]
     traces = "trace/engine.dat trace/killed.dat trace/lost.dat trace/ring.dat trace/ring2.dat"
     own = (DATA / "fuzz/ftrace/trace.dat").read_bytes()
-    seeds = [*_named(f"{traces} trace/tracecmd.dat", [0, 1]), (own, [2, 3, 4, 6])]
+    newer = "inputs/engine-v7.dat inputs/engine-v7-zstd.dat"
+    seeds = [*_named(f"{traces} trace/tracecmd.dat {newer}", [0, 1]), (own, [2, 3, 4, 6])]
     seeds.append((own[-8192:], [5]))
     return Reader("trace.dat", uses, seeds, TRACE_DAT)
 
@@ -478,13 +485,74 @@ def bundle() -> Reader:
     uses = [Use("", "x.waitfold", argv, bundle_of) for argv in argvs]
     uses.append(Use("", "x.waitfold", "report FILE"))
     seeds = []
-    for base in ("fuzz/all", "sets", "fuzz/ftrace"):
-        capture_ = open_capture(DATA / base, Naming())
-        packed = make_bundle(capture_, base, ["queries"]).content
-        most = len(argvs) if base == "fuzz/all" else 2
-        seeds.append((lzma.decompress(packed), list(range(most))))
-        seeds.append((packed, [len(argvs)]))
+    with tempfile.TemporaryDirectory() as folder:
+        for base in ("fuzz/all", "sets", "fuzz/ftrace"):
+            path = Path(folder) / f"{base.replace('/', '-')}.waitfold"
+            with redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+                status = cli.main(
+                    ["bundle", str(DATA / base), "--keep", "queries", "-o", str(path)]
+                )
+            if status:
+                raise SystemExit(f"no bundle can be made of {base}")
+            made = path.read_bytes()
+            most = len(argvs) if base == "fuzz/all" else 2
+            seeds.append((lzma.decompress(made), list(range(most))))
+            seeds.append((made, [len(argvs)]))
     return Reader("bundle", uses, seeds, BUNDLE)
+
+
+def perf_text() -> Reader:
+    """Read what perf script prints."""
+    uses = [
+        Use("", "x.txt", f"report --json FILE {BY_HAND}"),
+        Use("", "x.txt", f"waits FILE {BY_HAND} -o -"),
+        Use("", "x.txt", "fold FILE"),
+        Use("", "x.txt", "report FILE --start *:w --value v --end *:x --pg-version 17"),
+    ]
+    seeds = [
+        *_named("fuzz/text/lost.perf.txt fuzz/text/several.perf.txt", [0, 1, 3]),
+        *_named("fuzz/text/chains.perf.txt", [0, 2]),
+    ]
+    return Reader("perf script text", uses, seeds, TEXT)
+
+
+def ftrace_text() -> Reader:
+    """Read what trace-cmd report prints, and ftrace itself."""
+    uses = [
+        Use("", "x.txt", "report --json FILE --start w --value v --pg-version 15.18"),
+        Use("", "x.txt", "waits FILE --start w --value v --pg-version 15.18 -o -"),
+        Use("", "x.txt", "report FILE --start sched_switch --value prev_pid --pg-version 16"),
+    ]
+    seeds = [
+        *_named("fuzz/text/lost.trace-cmd.txt fuzz/text/tracecmd.trace-cmd.txt", [0, 1]),
+        *_named("fuzz/text/raw.ftrace.txt", [2]),
+    ]
+    return Reader("ftrace text", uses, seeds, TEXT)
+
+
+def packed() -> Reader:
+    """Read files in gzip, xz and zstd, in one piece and in several."""
+    uses = [
+        Use("", "x.packed", f"report --json FILE {BY_HAND}"),
+        Use("", "x.packed", "report FILE --start w --value v --pg-version 15.18"),
+    ]
+    how: list[Callable[[bytes], bytes]] = [
+        gzip.compress,
+        lzma.compress,
+        zstandard.ZstdCompressor(write_checksum=True).compress,
+    ]
+    seeds = []
+    for name, use in (
+        ("fuzz/one.data", 0),
+        ("fuzz/pipe.data", 0),
+        ("trace/ring2.dat", 0),
+        ("fuzz/text/lost.perf.txt", 0),
+        ("fuzz/text/lost.trace-cmd.txt", 1),
+    ):
+        data = (DATA / name).read_bytes()
+        seeds += [(pack(data), [use]) for pack in how]
+        seeds += [(pack(data[:999]) + pack(data[999:]), [use]) for pack in how]
+    return Reader("packed", uses, seeds, ANY)
 
 
 READERS: dict[str, Callable[[], Reader]] = {
@@ -492,6 +560,9 @@ READERS: dict[str, Callable[[], Reader]] = {
     "trace.dat": trace_dat,
     "capture text": capture_text,
     "bundle": bundle,
+    "perf script text": perf_text,
+    "ftrace text": ftrace_text,
+    "packed": packed,
 }
 
 
