@@ -36,7 +36,7 @@ _KINDS = {
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """Return an archive of some members, that of FIRST before all others.
+    """Return an archive of some members, of which the one called FIRST is first.
 
     Raises
     ------
@@ -51,10 +51,10 @@ def pack(members: Mapping[str, bytes]) -> bytes:
         )
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in sorted(members, key=lambda name: name != FIRST):
+        for name, content in members.items():
             about = tarfile.TarInfo(name)
-            about.size = len(members[name])
-            tar.addfile(about, io.BytesIO(members[name]))
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
     return lzma.compress(raw.getbuffer(), preset=6)
 
 

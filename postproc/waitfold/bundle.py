@@ -103,12 +103,11 @@ class Bundle:
 
 def make_bundle(
     capture: Capture,
-    name: str,
     keep: Collection[str] = (),
     largest: int | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
-    """Return a bundle of a capture, to be called `name`; `keep` are some of redact.KINDS.
+    """Return a bundle of a capture; `keep` are some of redact.KINDS.
 
     Of one that would have more than `largest` bytes the stacks that were seen once are trimmed,
     then all stacks: no figure of the report is of them.
@@ -125,23 +124,24 @@ def make_bundle(
         raise Misuse(f"--keep {strange[0]}: give one of {', '.join(KINDS)}")
     joined = join(capture, progress)
     held = _held(joined, progress)
-    redactor = Redactor(keep)
-    seen = _seen(capture, redactor)
     smallest = 0
     for trim in _TRIMS:
         own, trimmed = trim(held)
         if trimmed is None:
             continue
-        written = _Writer(Redactor(keep) if trimmed else redactor)
-        if trimmed:
-            seen = _seen(capture, written.redactor)
-        members = written.members(capture, own, seen)
-        removed = _removed(written.redactor, capture, own, trimmed)
-        members["removed.txt"] = removed.encode()
-        opened = _opened({k: memoryview(v) for k, v in members.items()}, Path(name))
-        analysis, sets, accounted = report_of(opened)
-        members["report.txt"] = text.report_text(analysis, [], False, sets, accounted).encode()
-        members["report.json"] = text.report_json(analysis, sets, accounted).encode()
+        redactor = Redactor(keep)
+        written = _Writer(redactor).members(capture, own)
+        removed = _removed(redactor, capture, own, trimmed)
+        # Of what is in it: so it says no more, and it is known that it can be read.
+        views = {name: memoryview(content) for name, content in written.items()}
+        analysis, sets, accounted = report_of(_opened(views, Path("bundle.waitfold")))
+        members = {
+            archive.FIRST: written[archive.FIRST],
+            "removed.txt": removed.encode(),
+            "report.txt": text.report_text(analysis, [], False, sets, accounted).encode(),
+            "report.json": text.report_json(analysis, sets, accounted).encode(),
+            **written,
+        }
         content = archive.pack(members)
         if largest is None or len(content) <= largest:
             return Bundle(content, sum(map(len, members.values())), removed)
@@ -279,41 +279,26 @@ def _without_stacks(held: Bundled) -> tuple[Bundled, str | None]:
 _TRIMS = (_whole, _without_rare, _without_stacks)
 
 
-def _seen(capture: Capture, redactor: Redactor) -> SeenBackends:
-    """Return who the processes were, with pseudonyms; so the redactor knows the names."""
-    name = redactor.name
-    if "host" in capture.manifest:
-        name("host", capture.manifest["host"])
-    backends = {
-        pid: replace(
-            who,
-            user=name("user", who.user),
-            database=name("database", who.database),
-            application=name("application", who.application),
-        )
-        for pid, who in capture.seen.backends.items()
-    }
-    return SeenBackends(backends, capture.seen.waits)
-
-
 class _Writer:
     """Writes the members of a bundle but for the reports."""
 
     def __init__(self, redactor: Redactor) -> None:
-        self.redactor = redactor
+        self._redactor = redactor
         self._members: dict[str, bytes] = {}
         self._first: dict[str, int] = {}
 
-    def members(self, capture: Capture, held: Bundled, seen: SeenBackends) -> dict[str, bytes]:
+    def members(self, capture: Capture, held: Bundled) -> dict[str, bytes]:
         """Return the members by name."""
-        self._members = {"manifest": b""}
+        # First of all, as it tells the names that may stand in texts.
+        self._members = {archive.FIRST: self._manifest(capture)}
+        self._backends(capture.seen)
         streams = {
             WAIT_EVENT: self._stream(capture, WAIT_EVENT, held.waits),
             **{name: self._stream(capture, name, one) for name, one in held.sets.items()},
         }
         about: dict[str, Any] = {
             "pg_version": capture.pg_version,
-            "mode": capture.mode,
+            "mode": capture.mode if re.fullmatch(_MANIFEST["mode"], capture.mode) else "unknown",
             "start_ns": capture.start_ns,
             "end_ns": capture.end_ns,
             "late": asdict(capture.late) if capture.late else None,
@@ -324,7 +309,6 @@ class _Writer:
         }
         for name in held.sets:
             self._members[f"{name}.set"] = _set_text(capture, name)
-        self._backends(seen)
         if held.queries:
             self._queries(held.queries)
         if held.switches:
@@ -338,22 +322,26 @@ class _Writer:
             self._traces(held.traces)
         about["first"] = self._first
         self._members["capture.json"] = _json(about)
-        # Behind all texts, so that it counts what was removed of them.
-        self._members["manifest"] = self._manifest(capture)
         return dict(self._members)
 
     def _warnings(self, capture: Capture, texts: Sequence[str]) -> list[str]:
-        return [self.redactor.warning(one, str(capture.path)) for one in texts]
+        return [self._redactor.warning(one, str(capture.path)) for one in texts]
 
     def _manifest(self, capture: Capture) -> bytes:
         lines = [("bundle", str(FORMAT)), ("bundled_by", __version__)]
+        if "host" in capture.manifest:
+            self._redactor.name("host", capture.manifest["host"])
         for key, value in capture.manifest.items():
-            match = re.match(_MANIFEST.get(key, "(?!)"), value)
             kind = _TOLD.get(key)
-            if kind and not (match and match[0] == value) and not self.redactor.gone(kind, value):
+            if kind in self._redactor.keep:
                 lines.append((key, value))
-            elif match and (kind or match[0] == value or key == "perf"):
+                continue
+            match = re.match(_MANIFEST.get(key, "(?!)"), value)
+            whole = match is not None and match[0] == value
+            if match and (whole or key in ("kernel", "perf")):
                 lines.append((key, match[0]))
+            if kind and key != "host" and not whole:
+                self._redactor.counts[kind] += 1
         return "".join(f"{key}\t{value}\n" for key, value in lines).encode()
 
     def _stream(self, capture: Capture, name: str, held: Held) -> dict[str, Any]:
@@ -380,16 +368,17 @@ class _Writer:
     def _text(self, name: str, value: bytes) -> str:
         shown = value.decode(errors="backslashreplace")
         if name == QUERY_SET:
-            return self.redactor.query(shown)
+            return self._redactor.query(shown)
         # Names of LWLock tranches are those that the server, or an extension, has in its code.
-        return shown if name == "lwlock-wait" else self.redactor.name("texts", shown, "text")
+        return shown if name == "lwlock-wait" else self._redactor.name("texts", shown, "text")
 
     def _backends(self, seen: SeenBackends) -> None:
+        name = self._redactor.name
         lines = ["pid\ttype\tuser\tdatabase\tapplication\tleader\twait"]
         for pid, who in seen.backends.items():
+            names = (name(kind, getattr(who, kind)) for kind in ("user", "database", "application"))
             wait = f"0x{seen.waits[pid]:08x}" if pid in seen.waits else "-"
-            cells = (pid, who.type, who.user, who.database, who.application, who.leader, wait)
-            lines.append("\t".join(map(str, cells)))
+            lines.append("\t".join((str(pid), who.type, *names, str(who.leader), wait)))
         self._members["backends.tsv"] = "".join(f"{line}\n" for line in lines).encode()
 
     def _queries(self, queries: Queries) -> None:
@@ -397,8 +386,8 @@ class _Writer:
         self._members["queries.json"] = _json(
             [
                 {
-                    "text": q.text if q.text in known else self.redactor.query(q.text),
-                    "query_id": self.redactor.number("queries", q.query_id),
+                    "text": q.text if q.text in known else self._redactor.query(q.text),
+                    "query_id": self._redactor.number("queries", q.query_id),
                 }
                 for q in queries.table
             ]
@@ -424,7 +413,7 @@ class _Writer:
         for name in ("pid", "tid", "event", "weight", "trace"):
             self._column(f"samples.{name}", getattr(traces, name))
         frames = traces.frames
-        self._members["frames.json"] = _json([self.redactor.frame(n) for n in frames.names])
+        self._members["frames.json"] = _json([self._redactor.frame(n) for n in frames.names])
         self._column("stacks.frame", frames.entries)
         self._column("stacks.length", np.diff(frames.starts))
 
@@ -467,10 +456,10 @@ def _removed(redactor: Redactor, capture: Capture, held: Bundled, trimmed: str |
         *(f"  {what}" for what, there in has.items() if there),
         *(f"  probe set {name}" for name in capture.sets),
     ]
-    if held.queries:
+    if QUERY_SET in capture.sets:
         lines += [
             "  In the texts of queries: names of schemas, tables, columns, functions, and all",
-            "  other identifiers but those above. Read queries.json before you send it.",
+            "  other identifiers but those above. Read report.txt before you send it.",
         ]
     return "\n".join(lines) + "\n"
 

@@ -628,7 +628,7 @@ def _bundle(options: argparse.Namespace) -> None:
         if match is None:
             raise Misuse(f"--max {options.max}: give a number of bytes, or one with K or M")
         largest = int(float(match[1]) * {"": 1, "K": 1000, "M": 1_000_000}[match[2].upper()])
-    made = make_bundle(_open(options), target.name, options.keep, largest, _progress())
+    made = make_bundle(_open(options), options.keep, largest, _progress())
     with _replacing(target) as file:
         file.write(made.content)
     _say(f"{target}: {size(len(made.content))}, {size(made.unpacked)} unpacked\n{made.removed}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection
+from functools import cached_property
 
 KINDS = {
     "queries": "literals and comments in the texts of queries, and the queries' ids",
@@ -107,6 +108,10 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{9,16}")
 _PATH = re.compile(r"(?<![\w.<])/[^\s:;,'\"]+")
 
 
+_TOLD = ("user", "database", "application", "host")
+"""Whose names are looked for in texts."""
+
+
 class Redactor:
     """Removes what is not to be kept, and counts it.
 
@@ -118,9 +123,7 @@ class Redactor:
         self.keep = frozenset(keep)
         self.counts: Counter[str] = Counter()
         self._names: dict[tuple[str, str], str] = {}
-        self._in_texts: re.Pattern[str] | None = None
-        self._pseudonyms: dict[str, str] = {}
-        self._told = 0
+        self._numbers: Counter[str] = Counter()
 
     def name(self, kind: str, text: str, called: str = "") -> str:
         """Return a pseudonym of a name, `called` and a number; an empty one stays."""
@@ -129,8 +132,8 @@ class Redactor:
         called = called or kind
         if (called, text) not in self._names:
             self.counts[kind] += 1
-            number = sum(other == called for other, _ in self._names) + 1
-            self._names[called, text] = f"{called}-{number}"
+            self._numbers[called] += 1
+            self._names[called, text] = f"{called}-{self._numbers[called]}"
         return self._names[called, text]
 
     def number(self, kind: str, value: int) -> int:
@@ -138,13 +141,6 @@ class Redactor:
         if kind in self.keep or not value:
             return value
         return int(self.name(kind, f"id {value}", "id").removeprefix("id-"))
-
-    def gone(self, kind: str, text: str | None) -> bool:
-        """Return whether something is to be left out, and count it if it is there."""
-        if kind in self.keep:
-            return False
-        self.counts[kind] += bool(text)
-        return True
 
     def query(self, text: str) -> str:
         """Return a query without literals, and with pseudonyms for the names that were told."""
@@ -155,20 +151,18 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return a text with pseudonyms for the names that were told."""
-        if self._told != len(self._names):
-            self._told = len(self._names)
-            kinds = ("user", "database", "application", "host")
-            self._pseudonyms = {
-                name.lower(): pseudonym
-                for (called, name), pseudonym in self._names.items()
-                if called in kinds
-            }
-            longest = sorted(self._pseudonyms, key=len, reverse=True)
-            words = "|".join(map(re.escape, longest))
-            self._in_texts = re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.I) if words else None
-        if self._in_texts is None:
-            return text
-        return self._in_texts.sub(lambda m: self._pseudonyms.get(m[0].lower(), "?"), text)
+        names, pattern = self._in_texts
+        return pattern.sub(lambda m: names.get(m[0].lower(), "?"), text) if names else text
+
+    @cached_property
+    def _in_texts(self) -> tuple[dict[str, str], re.Pattern[str]]:
+        names = {
+            name.lower(): pseudonym
+            for (called, name), pseudonym in self._names.items()
+            if called in _TOLD
+        }
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        return names, re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE)
 
     def frame(self, name: str) -> str:
         """Return a frame of a stack; a function's name stays, a file's if many have that."""
