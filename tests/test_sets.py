@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -237,21 +238,27 @@ def test_every_interval(recorded: Recorded, probe_set: str) -> None:
     assert len(found) > 0
 
 
-def by_text(capture: Path, probe_set: ProbeSet) -> Iterator[tuple[int, int, int]]:
-    """Yield tid, start and duration of the complete intervals, from the events as text."""
-    facts = dict(line.split("\t", 1) for line in (capture / "manifest").read_text().splitlines())
-    window = int(facts["start_ns"]), int(facts["end_ns"])
+@functools.cache
+def events_by_text(capture: Path) -> list[tuple[str, ...]]:
+    """Tid, seconds, nanoseconds, name and values of each event, as perf or trace-cmd prints it."""
     if (capture / "perf.data").exists():
         fields = ["-F", "tid,time,event,trace"]
         text = run("perf", "script", "--ns", *fields, "-i", capture / "perf.data").stdout
     else:
         text = run("trace-cmd", "report", "-t", "-i", capture / "trace.dat").stdout
     line = re.compile(r"(?:^|-) *(\d+) .*?(\d+)\.(\d{9}): +(?:\w+:)?(\w+): +(.*)$", re.MULTILINE)
+    return line.findall(text)
+
+
+def by_text(capture: Path, probe_set: ProbeSet) -> Iterator[tuple[int, int, int]]:
+    """Yield tid, start and duration of the complete intervals, from the events as text."""
+    facts = dict(line.split("\t", 1) for line in (capture / "manifest").read_text().splitlines())
+    window = int(facts["start_ns"]), int(facts["end_ns"])
     pairing = {probe_set.start, *probe_set.ends, *probe_set.resets}
     open_: dict[int, list[int]] = {}
     last: dict[int, tuple[int, str]] = {}
     said: dict[int, str] = {}
-    for tid_text, seconds, ns, event, values in line.findall(text):
+    for tid_text, seconds, ns, event, values in events_by_text(capture):
         tid, time_ns = int(tid_text), int(seconds + ns)
         if event not in pairing or last.get(tid) == (time_ns, event):
             continue
