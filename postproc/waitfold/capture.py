@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +15,8 @@ from waitfold.errors import Misuse, PerfDataError, WaitfoldError
 from waitfold.events import PairRule, Rule, SetRule
 from waitfold.inputs import Input
 from waitfold.perfdata import MAGICS as PERF_MAGICS
-from waitfold.perfdata import PerfData, probe_fields
+from waitfold.perfdata import Field, PerfData, probe_fields
+from waitfold.perffolder import Parts, Pieces, pieces_in
 from waitfold.probeset import OWN_GROUP, ProbeSet, load_set, load_sets
 from waitfold.sched import name_events
 from waitfold.stores import (
@@ -38,7 +39,7 @@ FORMAT = 2
 WAIT_EVENT = "wait-event"
 """The probe set that every capture holds first."""
 
-File = PerfData | TraceDat | TraceText
+File = PerfData | TraceDat | TraceText | Pieces | Parts
 """What was recorded by hand."""
 
 _NEVER = (1 << 63) - 1
@@ -122,7 +123,7 @@ def _opened(
 ) -> Capture | PerfData | TraceText:
     try:
         if path.is_dir():
-            return _open_folder(path, naming)
+            return _by_perf(path, naming) or _open_folder(path, naming)
         input_ = Input(path)
         if is_bundle(input_.head):
             _no_naming(path, naming)
@@ -296,6 +297,26 @@ def _window(folder: Path, manifest: dict[str, str]) -> tuple[int | None, int | N
     return start_ns, end_ns
 
 
+def _by_perf(folder: Path, naming: Naming) -> Capture | None:
+    """Open a folder that perf record itself made, None if it is another."""
+    if (folder / "manifest").exists():
+        return None
+    if (folder / "data").exists():
+        return _by_hand(Parts(folder), naming)
+    files = pieces_in(folder)
+    return _by_hand(Pieces(folder, files, _piece), naming) if files else None
+
+
+def _piece(path: Path, before: PerfData | None) -> PerfData:
+    fallback = {e.name: e.fields for e in before.events if e.fields} if before else None
+    data = _read(Input(path), fallback)
+    if not isinstance(data, PerfData):
+        raise WaitfoldError(
+            f"{path} is no perf.data, as its name says: name the files to read one by one"
+        )
+    return data
+
+
 def _by_hand(data: File, naming: Naming) -> Capture:
     path = data.path
     if isinstance(data, PerfData) and data.cut and not any(e.fields for e in data.events):
@@ -326,7 +347,7 @@ def _by_hand(data: File, naming: Naming) -> Capture:
     )
 
 
-def _read(input_: Input) -> File:
+def _read(input_: Input, fallback: Mapping[str, Mapping[str, Field]] | None = None) -> File:
     """Return what reads an input, by its first bytes.
 
     Raises
@@ -340,7 +361,7 @@ def _read(input_: Input) -> File:
     if input_.head.startswith(MAGIC):
         data = TraceDat(input_.path, opener=opener and opener())
     elif input_.head.startswith(PERF_MAGICS):
-        data = PerfData(input_.path, opener=opener and opener())
+        data = PerfData(input_.path, fallback, opener and opener())
     else:
         return TraceText(input_)
     data.cut = data.cut or input_.cut
@@ -367,7 +388,7 @@ def _named_rule(data: File, naming: Naming) -> PairRule:
 
 def _stacks(data: File, naming: Naming) -> PerfData | TraceText | None:
     """Return what was opened if it holds stacks and no events of a probe set."""
-    if isinstance(data, TraceDat) or naming.options():
+    if not isinstance(data, PerfData | TraceText) or naming.options():
         return None
     rules = [probe_set.rule() for probe_set in load_sets().values()]
     waits = any(all(_has(data, use.event) for use in rule.uses) for rule in rules)

@@ -457,6 +457,16 @@ class PerfSource:
         self._lost = self._lost_samples = 0
         self._cut = data.cut
 
+    def goes_on(self, before: PerfSource) -> None:
+        """Take over what the source of the file before knew."""
+        self.complete = before.complete
+        self._newest = before._newest
+        self._rounds = before._rounds
+        self._last_by_cpu = before._last_by_cpu
+        if self.data.is_ring:
+            # What was between the two may have been overwritten.
+            self._stream.gaps.append((max(before._newest, 0), self.data.known_since_ns(0)))
+
     def read(self) -> Transitions | None:
         """Return the transitions of the file's next piece, None at its end."""
         piece = next(self._pieces, None)

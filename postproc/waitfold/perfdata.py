@@ -13,6 +13,7 @@ import stat
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
@@ -221,6 +222,7 @@ class PerfData:
         self.info["clockid"] = attrs[0].clock
         self.events = _events(attrs, names, formats, fallback)
         self.sample_id_all = attrs[0].sample_id_all
+        self.is_ring = any(attr.backward for attr in attrs)
         self.layouts = [Layout(e.sample_type, e.read_format) for e in self.events]
         self._check_layouts()
         ids = sorted((id_, event.index) for event in self.events for id_ in event.ids)
@@ -343,6 +345,14 @@ class PerfData:
                 f"{self.path}: its {len(self.events)} events cannot be told apart, because their "
                 "samples do not carry an id at the same place. The file is damaged."
             )
+
+    def part(self, path: Path) -> PerfData:
+        """Return what reads a file of records that this header is of, as --threads writes them."""
+        part = copy(self)
+        part.path, part.is_pipe, part.cut = path, True, None
+        part.open = lambda: path.open("rb", buffering=0)
+        part.data_offset, part.data_size = 0, path.stat().st_size
+        return part
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all records, some MiB at a time; offsets behind compressed ones count unpacked.
@@ -891,6 +901,7 @@ class _Attr:
     read_format: int
     registers: int
     sample_id_all: bool
+    backward: bool
     clock: str
     ids: tuple[int, ...]
 
@@ -902,9 +913,18 @@ def _attr(data: bytes, ids: tuple[int, ...]) -> _Attr:
         number = int.from_bytes(data[92:96], "little", signed=True)
         clock = _CLOCKS.get(number, f"clock {number}")
     registers = int.from_bytes(data[80:88], "little")
-    sample_id_all = bool(flags >> 18 & 1)
+    sample_id_all, backward = bool(flags >> 18 & 1), bool(flags >> 27 & 1)
     return _Attr(
-        kind, config, period, sample_type, read_format, registers, sample_id_all, clock, ids
+        kind,
+        config,
+        period,
+        sample_type,
+        read_format,
+        registers,
+        sample_id_all,
+        backward,
+        clock,
+        ids,
     )
 
 

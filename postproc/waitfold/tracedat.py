@@ -1,10 +1,10 @@
 """Read trace.dat without trace-cmd, on any system.
 
 The file is laid out as trace-cmd.dat.v6(5) and trace-cmd.dat.v7(5) say, its pages as
-include/linux/ring_buffer.h and kernel/trace/ring_buffer.c: behind a time and a size, records whose first word has a type in its
-lower 5 bits and above them the ns since the record before. Where one record ends the next
-begins, so the records of a page must be found one after the other; but no page depends on
-another, and all pages of a piece are walked at the same time.
+include/linux/ring_buffer.h and kernel/trace/ring_buffer.c: behind a time and a size, records whose
+first word has a type in its lower 5 bits and above them the ns since the record before. Where one
+record ends the next begins, so the records of a page must be found one after the other; but no
+page depends on another, and all pages of a piece are walked at the same time.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class TraceText:
         self.has_stacks = _STACK.search(head) is not None
         found: dict[str, tuple[str, ...]] = {}
         for name, rest in rows:
-            if name not in found:
+            if name not in found and not name.startswith("PERF_RECORD_"):
                 names = [m.decode() for m in _FIELD_NAMES.findall(rest)]
                 found[name] = tuple(dict.fromkeys(names))
         self.events = [TextEvent(name, fields) for name, fields in found.items()]
@@ -213,9 +213,7 @@ class _Lines:
         parts = (self.starts, self.before, self.time_end, self.name_end, self.ends)
         for start, before, begin, name_end, end in zip(*(p.tolist() for p in parts), strict=True):
             name = _name(self.content[begin + 1 : name_end])
-            if name.startswith("PERF_RECORD_") or not name:
-                continue
-            if _who(who, self.content[start:before]) is not None:
+            if name and _who(who, self.content[start:before]) is not None:
                 found.append((name, self.content[name_end + 1 : end]))
         return found
 
