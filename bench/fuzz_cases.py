@@ -384,175 +384,229 @@ TEXT: list[Mutation] = [flip_bits, truncate, splice, noise, lines, lines, words,
 BY_HAND = "--start *:w --value v --pg-version 15.18"
 
 
-def _named(names: str, uses: Sequence[int]) -> list[tuple[bytes, list[int]]]:
-    return [((DATA / name).read_bytes(), list(uses)) for name in names.split()]
+def _reader(
+    name: str, mutations: list[Mutation], *groups: tuple[Sequence[bytes], Sequence[Use]]
+) -> Reader:
+    """Return a reader of groups of seeds, each with all its uses."""
+    uses: list[Use] = []
+    seeds = []
+    for contents, own in groups:
+        numbers_ = list(range(len(uses), len(uses) + len(own)))
+        uses += own
+        seeds += [(content, numbers_) for content in contents]
+    return Reader(name, uses, seeds, mutations)
+
+
+def _files(names: str) -> list[bytes]:
+    return [(DATA / name).read_bytes() for name in names.split()]
+
+
+def _uses(base: str, file: str, *argvs: str) -> list[Use]:
+    return [Use(base, file, argv) for argv in argvs]
 
 
 def perf_data() -> Reader:
     """Read perf.data by hand, and in captures of all that is recorded."""
-    uses = [
-        Use("", "perf.data", f"report --json FILE {BY_HAND}"),
-        Use("", "perf.data", f"waits FILE {BY_HAND} -o -"),
-        Use("", "perf.data", "report FILE --pg-version 15.18"),
-        Use("", "perf.data", "fold FILE"),
-        Use("mixed", "perf.data", "report --json CAPTURE"),
-        Use("mixed", "perf.data", "export --format speedscope -o - CAPTURE"),
-        Use("sets", "perf.data", "report --json CAPTURE"),
-        Use("sets", "perf.data", "waits --set query -o - CAPTURE"),
-        Use("fuzz/all", "perf.data", "report --json CAPTURE"),
-        Use("fuzz/all", "perf.data", "report --by query,event CAPTURE"),
-        Use("fuzz/all", "perf.data", "report --audit CAPTURE"),
-        Use("fuzz/all", "perf.data", "fold --kind wall --event --query CAPTURE"),
-        Use("fuzz/all", "perf.data", "export --format csv -o - CAPTURE"),
-        Use("fuzz/all", "perf.data", "export --format firefox -o - CAPTURE"),
-        Use("fuzz/mem", "perf.data.6", "report --json CAPTURE"),
-        Use("fuzz/mem", "perf.data.0", "report CAPTURE"),
-        Use("fuzz/ring", "perf.data", "report --histogram CAPTURE"),
-        Use("mixed", "perf.data", "timeline -o /dev/null CAPTURE"),
-    ]
     by_hand = ["one", "chains", "group", "lost", "regs", "several", "packed", "pipe"]
-    seeds = [
-        *_named(" ".join(f"fuzz/{name}.data" for name in by_hand), [0, 1]),
-        *_named("fuzz/chains.data fuzz/dwarf.data fuzz/zpipe.data", [3]),
-        *_named("usdt.data", [2]),
-        *_named("fuzz/ring/perf.data", [4, 5, 16, 17]),
-        *_named("fuzz/sets.data", [6, 7]),
-        *_named("fuzz/all/perf.data", range(8, 14)),
-        *_named("fuzz/mem/perf.data.6", [14]),
-        *_named("fuzz/mem/perf.data.0", [15]),
-    ]
-    return Reader("perf.data", uses, seeds, PERF_DATA)
+    everything = (
+        "report --json CAPTURE",
+        "report --by query,event CAPTURE",
+        "report --audit CAPTURE",
+        "report --html /dev/null CAPTURE",
+        "report --markdown CAPTURE",
+        "fold --kind wall --event --query CAPTURE",
+        "diff CAPTURE CAPTURE",
+        "bundle -o /dev/null CAPTURE",
+        "export --format csv -o - CAPTURE",
+        "export --format firefox -o - CAPTURE",
+        "export --format perfetto -o /dev/null CAPTURE",
+    )
+    waits = (
+        "report --json CAPTURE",
+        "export --format speedscope -o - CAPTURE",
+        "timeline -o /dev/null CAPTURE",
+    )
+    return _reader(
+        "perf.data",
+        PERF_DATA,
+        (
+            _files(" ".join(f"fuzz/{name}.data" for name in by_hand)),
+            _uses("", "perf.data", f"report --json FILE {BY_HAND}", f"waits FILE {BY_HAND} -o -"),
+        ),
+        (_files("usdt.data"), _uses("", "perf.data", "report FILE --pg-version 15.18")),
+        (
+            _files("fuzz/chains.data fuzz/zpipe.data"),
+            _uses("", "perf.data", "fold FILE"),
+        ),
+        (
+            _files("fuzz/dwarf/perf.data"),
+            _uses("fuzz/dwarf", "perf.data", "fold --kind oncpu CAPTURE"),  # runs perf script
+        ),
+        (_files("fuzz/ring/perf.data"), _uses("mixed", "perf.data", *waits)),
+        (
+            _files("fuzz/ring/perf.data"),
+            _uses("fuzz/ring", "perf.data", "report --histogram CAPTURE"),
+        ),
+        (
+            _files("fuzz/sets.data"),
+            _uses("sets", "perf.data", "report CAPTURE", "waits --set query -o - CAPTURE"),
+        ),
+        (_files("fuzz/all/perf.data"), _uses("fuzz/all", "perf.data", *everything)),
+        (_files("fuzz/mem/perf.data.6"), _uses("fuzz/mem", "perf.data.6", "report --json CAPTURE")),
+        (_files("fuzz/mem/perf.data.0"), _uses("fuzz/mem", "perf.data.0", "report CAPTURE")),
+    )
 
 
 def trace_dat() -> Reader:
     """Read trace.dat by hand, in captures, and in pieces as a killed recorder leaves them."""
-    uses = [
-        Use("", "trace.dat", f"report --json FILE {BY_HAND}"),
-        Use("", "trace.dat", "report FILE --start *:* --value common_pid --pg-version 15.18"),
-        Use("fuzz/ftrace", "trace.dat", "report --json CAPTURE"),
-        Use("fuzz/ftrace", "trace.dat", "report --by query,event CAPTURE"),
-        Use("fuzz/ftrace", "trace.dat", "waits --set query -o - CAPTURE"),
-        Use("fuzz/ftrace", "trace.cpu0", "report CAPTURE"),
-        Use("fuzz/ftrace-ring", "trace.dat", "report --json CAPTURE"),
-    ]
-    traces = "trace/engine.dat trace/killed.dat trace/lost.dat trace/ring.dat trace/ring2.dat"
-    own = (DATA / "fuzz/ftrace/trace.dat").read_bytes()
+    traces = ["engine", "killed", "lost", "ring", "ring2", "tracecmd"]
     newer = "inputs/engine-v7.dat inputs/engine-v7-zstd.dat"
-    seeds = [*_named(f"{traces} trace/tracecmd.dat {newer}", [0, 1]), (own, [2, 3, 4, 6])]
-    seeds.append((own[-8192:], [5]))
-    return Reader("trace.dat", uses, seeds, TRACE_DAT)
+    (own,) = _files("fuzz/ftrace/trace.dat")
+    return _reader(
+        "trace.dat",
+        TRACE_DAT,
+        (
+            _files(" ".join(f"trace/{name}.dat" for name in traces) + f" {newer}"),
+            _uses(
+                "",
+                "trace.dat",
+                f"report --json FILE {BY_HAND}",
+                "report FILE --start *:* --value common_pid --pg-version 15.18",
+            ),
+        ),
+        (
+            [own],
+            _uses(
+                "fuzz/ftrace",
+                "trace.dat",
+                "report --json CAPTURE",
+                "report --by query,event CAPTURE",
+                "waits --set query -o - CAPTURE",
+            ),
+        ),
+        ([own], _uses("fuzz/ftrace-ring", "trace.dat", "report --json CAPTURE")),
+        ([own[-8192:]], _uses("fuzz/ftrace", "trace.cpu0", "report CAPTURE")),
+    )
 
 
 def capture_text() -> Reader:
     """Read the text files of capture folders."""
+    stacks = "fold --kind wall CAPTURE"
     of = {
-        "fuzz/all": {
-            "manifest": "report --by event,backend CAPTURE",
-            "backends.tsv": "report --by user,database,application CAPTURE",
-            "query.set": "report --by query CAPTURE",
-            "wait-event.set": "report --json CAPTURE",
-            "lwlock-wait.set": "waits --set lwlock-wait -o - CAPTURE",
-            "symbols/index.tsv": "fold --kind wall CAPTURE",
-            "symbols/kernel": "fold --kind wall CAPTURE",
-        },
-        "fuzz/mem": {
-            "manifest": "report --json CAPTURE",
-            "attached.tsv": "report --json CAPTURE",
-            "sites.tsv": "report --json CAPTURE",
-            "backends.tsv": "report --by backend CAPTURE",
-        },
-        "fuzz/ring": {"manifest": "report CAPTURE"},
-        "fuzz/ftrace": {"manifest": "report CAPTURE"},
+        "fuzz/all/manifest": "report --by event,backend CAPTURE",
+        "fuzz/all/backends.tsv": "report --by user,database,application CAPTURE",
+        "fuzz/all/query.set": "report --by query CAPTURE",
+        "fuzz/all/wait-event.set": "report --json CAPTURE",
+        "fuzz/all/lwlock-wait.set": "waits --set lwlock-wait -o - CAPTURE",
+        "fuzz/all/symbols/index.tsv": stacks,
+        "fuzz/all/symbols/kernel": stacks,
+        "fuzz/mem/manifest": "report --json CAPTURE",
+        "fuzz/mem/attached.tsv": "report --json CAPTURE",
+        "fuzz/mem/sites.tsv": "report --json CAPTURE",
+        "fuzz/mem/backends.tsv": "report --by backend CAPTURE",
+        "fuzz/ring/manifest": "report CAPTURE",
+        "fuzz/ftrace/manifest": "report CAPTURE",
     }
-    elf = [p.name for p in (DATA / "fuzz/all/symbols").iterdir() if len(p.name) == 40]
-    of["fuzz/all"] |= {f"symbols/{name}": "fold --kind wall CAPTURE" for name in sorted(elf)}
-    uses = [Use(base, file, argv) for base, argvs in of.items() for file, argv in argvs.items()]
-    seeds = [((DATA / u.base / u.file).read_bytes(), [i]) for i, u in enumerate(uses)]
-    return Reader("capture text", uses, seeds, TEXT)
+    elf = sorted(p.name for p in (DATA / "fuzz/all/symbols").iterdir() if len(p.name) == 40)
+    of |= {f"fuzz/all/symbols/{name}": stacks for name in elf}
+    return _reader(
+        "capture text",
+        TEXT,
+        *(
+            (_files(path), _uses("/".join(path.split("/")[:2]), path.split("/", 2)[2], argv))
+            for path, argv in of.items()
+        ),
+    )
 
 
 def bundle() -> Reader:
     """Read bundles, as their tar is before it is compressed, and damaged in xz."""
-    argvs = [
-        "report --json FILE",
-        "report --by query,event FILE",
+    few = ["report --json FILE", "report --by query,event FILE"]
+    many = [
+        *few,
         "report --audit FILE",
+        "report --html /dev/null FILE",
         "waits --set query -o - FILE",
         "fold --kind wall --event --query FILE",
         "timeline -o /dev/null FILE",
         "export --format csv -o - FILE",
     ]
-    uses = [Use("", "x.waitfold", argv, bundle_of) for argv in argvs]
-    uses.append(Use("", "x.waitfold", "report FILE"))
-    seeds = []
-    with tempfile.TemporaryDirectory() as folder:
-        for base in ("fuzz/all", "sets", "fuzz/ftrace"):
+    groups: list[tuple[Sequence[bytes], Sequence[Use]]] = []
+    whole = []
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+        for base, argvs in (("fuzz/all", many), ("sets", few), ("fuzz/ftrace", few)):
             path = Path(folder) / f"{base.replace('/', '-')}.waitfold"
-            with redirect_stdout(io.TextIOWrapper(io.BytesIO())):
-                status = cli.main(
-                    ["bundle", str(DATA / base), "--keep", "queries", "-o", str(path)]
-                )
-            if status:
+            if cli.main(["bundle", str(DATA / base), "--keep", "queries", "-o", str(path)]):
                 raise SystemExit(f"no bundle can be made of {base}")
-            made = path.read_bytes()
-            most = len(argvs) if base == "fuzz/all" else 2
-            seeds.append((lzma.decompress(made), list(range(most))))
-            seeds.append((made, [len(argvs)]))
-    return Reader("bundle", uses, seeds, BUNDLE)
+            whole.append(path.read_bytes())
+            tar = lzma.decompress(whole[-1])
+            groups.append(([tar], [Use("", "x.waitfold", argv, bundle_of) for argv in argvs]))
+    return _reader("bundle", BUNDLE, *groups, (whole, _uses("", "x.waitfold", "report FILE")))
 
 
 def perf_text() -> Reader:
     """Read what perf script prints."""
-    uses = [
-        Use("", "x.txt", f"report --json FILE {BY_HAND}"),
-        Use("", "x.txt", f"waits FILE {BY_HAND} -o -"),
-        Use("", "x.txt", "fold FILE"),
-        Use("", "x.txt", "report FILE --start *:w --value v --end *:x --pg-version 17"),
-    ]
-    seeds = [
-        *_named("fuzz/text/lost.perf.txt fuzz/text/several.perf.txt", [0, 1, 3]),
-        *_named("fuzz/text/chains.perf.txt", [0, 2]),
-    ]
-    return Reader("perf script text", uses, seeds, TEXT)
+    return _reader(
+        "perf script text",
+        TEXT,
+        (
+            _files("fuzz/text/lost.perf.txt fuzz/text/several.perf.txt fuzz/text/chains.perf.txt"),
+            _uses(
+                "",
+                "x.txt",
+                f"report --json FILE {BY_HAND}",
+                f"waits FILE {BY_HAND} -o -",
+                "report FILE --start *:w --value v --end *:x --pg-version 17",
+            ),
+        ),
+        (_files("fuzz/text/chains.perf.txt"), _uses("", "x.txt", "fold FILE")),
+    )
 
 
 def ftrace_text() -> Reader:
     """Read what trace-cmd report prints, and ftrace itself."""
-    uses = [
-        Use("", "x.txt", "report --json FILE --start w --value v --pg-version 15.18"),
-        Use("", "x.txt", "waits FILE --start w --value v --pg-version 15.18 -o -"),
-        Use("", "x.txt", "report FILE --start sched_switch --value prev_pid --pg-version 16"),
-    ]
-    seeds = [
-        *_named("fuzz/text/lost.trace-cmd.txt fuzz/text/tracecmd.trace-cmd.txt", [0, 1]),
-        *_named("fuzz/text/raw.ftrace.txt", [2]),
-    ]
-    return Reader("ftrace text", uses, seeds, TEXT)
+    by_hand = "--start w --value v --pg-version 15.18"
+    return _reader(
+        "ftrace text",
+        TEXT,
+        (
+            _files("fuzz/text/lost.trace-cmd.txt fuzz/text/tracecmd.trace-cmd.txt"),
+            _uses("", "x.txt", f"report --json FILE {by_hand}", f"waits FILE {by_hand} -o -"),
+        ),
+        (
+            _files("fuzz/text/raw.ftrace.txt"),
+            _uses("", "x.txt", "report FILE --start sched_switch --value prev_pid --pg-version 16"),
+        ),
+    )
 
 
 def packed() -> Reader:
     """Read files in gzip, xz and zstd, in one piece and in several."""
-    uses = [
-        Use("", "x.packed", f"report --json FILE {BY_HAND}"),
-        Use("", "x.packed", "report FILE --start w --value v --pg-version 15.18"),
-    ]
-    how: list[Callable[[bytes], bytes]] = [
-        gzip.compress,
-        lzma.compress,
-        zstandard.ZstdCompressor(write_checksum=True).compress,
-    ]
-    seeds = []
-    for name, use in (
-        ("fuzz/one.data", 0),
-        ("fuzz/pipe.data", 0),
-        ("trace/ring2.dat", 0),
-        ("fuzz/text/lost.perf.txt", 0),
-        ("fuzz/text/lost.trace-cmd.txt", 1),
-    ):
-        data = (DATA / name).read_bytes()
-        seeds += [(pack(data), [use]) for pack in how]
-        seeds += [(pack(data[:999]) + pack(data[999:]), [use]) for pack in how]
-    return Reader("packed", uses, seeds, ANY)
+
+    def of(names: str) -> list[bytes]:
+        contents = _files(names)
+        how: list[Callable[[bytes], bytes]] = [
+            gzip.compress,
+            lzma.compress,
+            zstandard.ZstdCompressor(write_checksum=True).compress,
+        ]
+        whole = [pack(content) for content in contents for pack in how]
+        return whole + [
+            pack(content[:999]) + pack(content[999:]) for content in contents for pack in how
+        ]
+
+    return _reader(
+        "packed",
+        ANY,
+        (
+            of("fuzz/one.data fuzz/pipe.data trace/ring2.dat fuzz/text/lost.perf.txt"),
+            _uses("", "x.packed", f"report --json FILE {BY_HAND}"),
+        ),
+        (
+            of("fuzz/text/lost.trace-cmd.txt"),
+            _uses("", "x.packed", "report FILE --start w --value v --pg-version 15.18"),
+        ),
+    )
 
 
 READERS: dict[str, Callable[[], Reader]] = {
