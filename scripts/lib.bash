@@ -244,7 +244,7 @@ choose_server() {
 
 # pg_version_of FILE: prints it as 15.18 or 19beta1, in the server's own words, so that nothing of it needs to be run.
 pg_version_of() {
-    tr -c '[:print:]' '\n' <"$1" | awk '/^postgres \(PostgreSQL\) [0-9]/ && !v { v = $3 } END { print v }'
+    tr -cs '[:print:]' '\n' <"$1" | awk '/^postgres \(PostgreSQL\) [0-9]/ && !v { v = $3 } END { print v }'
 }
 
 # inspect_server PID: sets
