@@ -10,7 +10,7 @@ _waitfold_takes() {
     local stacks="--kind=waits|oncpu|offcpu|wall --event --query --idle --set=$sets"
     local capture='--start= --value= --end= --pg-version= =FILE'
     case $1 in
-        waitfold) REPLY='=report|waits|fold|flamegraph|diff|timeline|export|record|probes|doctor|watch --version' ;;
+        waitfold) REPLY='=report|waits|fold|flamegraph|diff|timeline|export|bundle|record|probes|doctor|watch --version' ;;
         'waitfold report') REPLY="--by=,backend|query|event|database|user|application --audit --histogram --json --html=FILE --markdown $capture" ;;
         'waitfold waits') REPLY="-o=FILE --set=$sets $capture" ;;
         'waitfold fold') REPLY="$stacks $capture" ;;
@@ -18,6 +18,7 @@ _waitfold_takes() {
         'waitfold diff') REPLY='--by=event|query|stack --per=second|transaction --json --flamegraph=FILE =FILE' ;;
         'waitfold timeline') REPLY="-o=FILE --title= --from= --to= $capture" ;;
         'waitfold export') REPLY="--format=perfetto|speedscope|firefox|csv|parquet -o=FILE $capture" ;;
+        'waitfold bundle') REPLY="-o=FILE --max= --keep=queries|user|database|application|host|paths|command|addresses|texts $capture" ;;
         waitfold-record)
             REPLY="-D=FOLDER -p= -d= -m=sites|usdt|mem|auto --engine=ftrace|perf|trace-cmd --with=,offcpu|oncpu|all|$sets"
             REPLY+=' --call-graph=fp|dwarf|none --sites=FILE -o=FILE --max-size= --ring= -- =dump --version'

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS, run, waitfold
-from test_house import SCRIPT_NAMES, VERBS, usage_lines
+from test_house import SCRIPT_NAMES, usage_lines
 
+from waitfold import cli
 from waitfold.account import DIMENSIONS
+from waitfold.redact import KINDS
 
 PREFIX = "opt/waitfold"
+VERBS = [*cli.EXAMPLES]
 COMPLETION = ROOT / "completion/waitfold.bash"
 
 
@@ -175,13 +178,13 @@ def of_scripts() -> dict[str, dict[str, str]]:
 
 def of_verbs() -> dict[str, dict[str, str]]:
     """The options of each verb by its own help, and what values they take."""
-    usages = (waitfold(verb, "--help").stdout for verb in VERBS)
-    known = {"NAME": SETS, "DIM": ",{}".format("|".join(DIMENSIONS))}
-    return {
-        f"waitfold {verb}": {"--help": " "}
-        | kinds(" ".join(usage.partition("\n\n")[0].split()), **known)
-        for verb, usage in zip(VERBS, usages, strict=True)
-    }
+    found = {}
+    for verb in VERBS:
+        usage = waitfold(verb, "--help").stdout.partition("\n\n")[0]
+        names = "|".join(KINDS) if verb == "bundle" else SETS
+        values = kinds(" ".join(usage.split()), NAME=names, DIM=",{}".format("|".join(DIMENSIONS)))
+        found[f"waitfold {verb}"] = {"--help": " "} | values
+    return found
 
 
 def test_completion_is_complete() -> None:
