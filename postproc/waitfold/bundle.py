@@ -224,7 +224,10 @@ def _own_switches(all_: Switches, pids: NDArray[np.int32]) -> Switches:
 
 def _own_traces(all_: Traces, pids: NDArray[np.int32]) -> Traces:
     rows = np.flatnonzero(np.isin(all_.pid, pids))
-    kept, trace = np.unique(all_.trace[rows], return_inverse=True)
+    # As they come: the numbers of stacks differ from reading to reading.
+    kept, first, trace = np.unique(all_.trace[rows], return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    kept, trace = kept[order], np.argsort(order)[trace]
     return Traces(
         all_.events, all_.time_ns[rows], all_.pid[rows], all_.tid[rows], all_.event[rows],
         all_.weight[rows], np.zeros(len(rows), np.int32), trace.astype(np.int64),

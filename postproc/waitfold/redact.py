@@ -99,7 +99,7 @@ _MODULES = (
     "|tablefunc|tcn|test_decoding|tsm_system_rows|tsm_system_time|unaccent|uuid-ossp"
 )
 _KNOWN_BINARY = re.compile(
-    rf"postgres|postmaster|vdso|kernel\.kallsyms|unknown|ld(-linux)?[-\w]*\.so[.0-9]*"
+    rf"postgres|postmaster|vdso|kernel\.kallsyms|unknown|trimmed|ld(-linux)?[-\w]*\.so[.0-9]*"
     rf"|lib({_LIBRARIES})[-.0-9]*\.so[.0-9]*|({_MODULES})\.so|perf-[0-9]+\.map"
 )
 _FRAME = re.compile(r"\[+(.*?)\]*(?:\+0x([0-9a-f]+))?\]", re.DOTALL)
