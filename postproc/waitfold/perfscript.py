@@ -69,7 +69,7 @@ def run(data: PerfData, events: list[str]) -> Script:
 
     """
     path = data.path
-    command = ["perf", "script", "--ns", "--no-inline", "-F", _FIELDS, "-i"]
+    command = ["perf", "script", "--force", "--ns", "--no-inline", "-F", _FIELDS, "-i"]
     # What it says goes to a file: nobody reads a pipe of it while it writes the samples.
     with tempfile.TemporaryFile("w+", errors="backslashreplace") as said, data.open() as file:
         try:
@@ -175,7 +175,9 @@ class _Reader:
             return
         comm, pid, tid, seconds, fraction, weight, event, rest = head
         if self._any:
-            if not stack or (event not in self.wanted and len(self.wanted) > _EVENTS_MAX):
+            if (rest and not stack) or (
+                event not in self.wanted and len(self.wanted) > _EVENTS_MAX
+            ):
                 return
             self.wanted.setdefault(event, len(self.wanted))
         elif rest or event not in self.wanted:
