@@ -319,7 +319,7 @@ def _renderer() -> list[str]:
 def event_colours(stacks: str) -> dict[str, str]:
     """Return colours for the frames of wait events in stacks, `class:event`, by their class."""
     found: dict[str, str] = {}
-    for frame in {frame for line in _stacks(stacks) for frame in line[0]}:
+    for frame in {frame for line in parsed(stacks) for frame in line[0]}:
         class_, colon, _ = frame.partition(":")
         if colon and class_ in palette.COLOURS:
             found[frame] = _class_colour(class_)
@@ -329,7 +329,8 @@ def event_colours(stacks: str) -> dict[str, str]:
 def class_colours(stacks: str) -> dict[str, str]:
     """Return the same for folded wait events, `backend type;class;event`."""
     found: dict[str, str] = {}
-    for (_, class_, event), _ in _stacks(stacks):
+    for frames, _ in parsed(stacks):
+        class_, event = frames[-2:]
         found[class_] = found[event] = _class_colour(class_)
     return found
 
@@ -347,7 +348,7 @@ def temperatures(stacks: str) -> dict[str, str]:
     """
     total: Counter[str] = Counter()
     off: Counter[str] = Counter()
-    for frames, ns in _stacks(stacks):
+    for frames, ns in parsed(stacks):
         for frame in set(frames):
             total[frame] += ns
             off[frame] += ns * (frames[-1] != STATES[ON_CPU])
@@ -368,8 +369,9 @@ _BLUE = ((105, 125, 225), (160, 175, 255))
 _PALE = [232, 228, 216]
 
 
-def _stacks(stacks: str) -> Iterator[tuple[list[str], int]]:
-    for line in stacks.splitlines():
+def parsed(stacks: str) -> Iterator[tuple[list[str], int]]:
+    """Yield the frames of each folded stack, and its N."""
+    for line in stacks.split("\n")[:-1]:
         stack, _, ns = line.rpartition(" ")
         yield stack.split(";"), int(ns)
 

@@ -90,7 +90,7 @@ class _Section(NamedTuple):
 
 def _document(title: str, sections: Sequence[_Section], data: str) -> str:
     folder = files("waitfold.show") / "page"
-    css = (folder / "page.css").read_text() + timeline_rules()
+    css = (folder / "page.css").read_text() + _colours()
     script = (folder / "page.js").read_text()
     policy = (
         f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
@@ -124,7 +124,7 @@ def _document(title: str, sections: Sequence[_Section], data: str) -> str:
     return "\n".join(parts)
 
 
-def timeline_rules() -> str:
+def _colours() -> str:
     """Return the rules of CSS for the timeline's forms, and the colours that all parts share."""
     colours = timeline.colours(lambda colour: f"light-dark({colour.light},{colour.dark})")
     return f"{colours}\n.timeline{{{timeline.FORMS}}}\n"
@@ -135,14 +135,11 @@ def _hash(source: str) -> str:
     return f"'sha256-{digest}'"
 
 
-# Texts ------------------------------------------------------------------------------------------
-
-
 def visible(text: str) -> str:
-    """Return a text with what cannot be printed written out.
+    """Return a text with the number of each character that cannot be printed in its place.
 
-    Control characters become their pictures, all else a number: what changes the direction of a
-    text, joins or hides characters, or is none.
+    That is of control characters, and of what changes the direction of a text, joins or hides
+    characters, or is none.
     """
     if text.isprintable():
         return text
@@ -150,8 +147,8 @@ def visible(text: str) -> str:
 
 
 def _written_out(code: int) -> str:
-    if code < 0x20 or code == 0x7F:
-        return chr(0x2400 + code if code < 0x20 else 0x2421)
+    if code < 0x100:
+        return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
@@ -185,9 +182,6 @@ class _Texts:
         return f"{short}<details><summary>{what}</summary><p>{whole}</p></details>"
 
 
-# Tables -----------------------------------------------------------------------------------------
-
-
 def _table(
     title: str,
     columns: Sequence[str],
@@ -209,9 +203,9 @@ def _table(
             heads.append('<td class="b"></td>')
             continue
         order = ' aria-sort="descending"' if column == sorted_by else ""
-        heads.append(f'<th scope="col"{kind}{order}>{html.escape(column)}</th>')
+        heads.append(f'<th scope="col"{kind}{order}>{_escaped(column)}</th>')
     return [
-        f'<div class="table"><table><caption><span>{html.escape(title)}</span></caption>',
+        f'<div class="table"><table><caption><span>{_escaped(title)}</span></caption>',
         f"<thead><tr>{''.join(heads)}</tr></thead><tbody>",
         *(f"<tr>{row}</tr>" for row in rows),
         "</tbody>",
@@ -266,7 +260,9 @@ def _bar(parts: Sequence[tuple[str, int]], whole: int) -> str:
 
 def _colour(state: str) -> str:
     """Return the class of a state's colour, or of that of a class of wait events."""
-    return f"s{timeline.STATES.index(state if state in timeline.STATES else palette.OTHER)}"
+    if state == palette.UNSEEN:
+        return "faint"
+    return f"s{timeline.STATES.index(state if state in palette.COLOURS else palette.OTHER)}"
 
 
 def _swatch(state: str) -> str:
@@ -288,6 +284,8 @@ def _state(name: str) -> str:
         ("(run queue", palette.RUN_QUEUE),
         ("(blocked", palette.NO_EVENT),
         ("(no wait event", palette.NOT_WAITING),
+        ("(wait event not known", palette.UNSEEN),
+        ("(not known", palette.UNSEEN),
     ):
         if name.startswith(prefix):
             return state
@@ -300,9 +298,6 @@ def _rest(times: Sequence[int]) -> str:
     return f"{len(more)} more, {text.human(sum(more))} together. " if more else ""
 
 
-# Sections ---------------------------------------------------------------------------------------
-
-
 def _caveats(
     analysis: Analysis,
     sets: Sequence[SetAnalysis],
@@ -311,7 +306,7 @@ def _caveats(
     texts: _Texts,
 ) -> list[str]:
     stream, joined, capture = analysis.stream, account.joined, analysis.capture
-    bad = [*text.warnings(analysis, sets), *joined.warnings, *(traces.warnings if traces else [])]
+    said = [*text.warnings(analysis, sets), *joined.warnings, *(traces.warnings if traces else [])]
     head = text.head(analysis, 0)
     cut = analysis.censored
     notes = []
@@ -341,14 +336,19 @@ def _caveats(
             f"{texts.cut} long texts are cut in this page; waitfold report --json has them whole."
         )
     notes.append(text.method(analysis, sets))
-    items = [f'<li class="bad"><b>Lost:</b> {_escaped(head["transitions"])}</li>'] * (
-        stream.lost > 0
-    )
+    bad = []
+    if stream.lost:
+        lost = head["transitions"].partition(", ")[2]
+        bad.append(("Lost", f"{lost}: what processes did then is not known."))
     if "late" in head:
-        items.append(f'<li class="bad"><b>Late:</b> {_escaped(head["late"])}</li>')
-    items += [f'<li class="bad"><b>Warning:</b> {_escaped(one)}</li>' for one in dict.fromkeys(bad)]
-    items += [f"<li>{_escaped(one)}</li>" for one in notes]
-    return ['<ul class="caveats">', *items, "</ul>"]
+        bad.append(("Late", head["late"]))
+    bad += [("Warning", one) for one in dict.fromkeys(said)]
+    return [
+        '<ul class="caveats">',
+        *(f'<li class="bad"><b>{what}:</b> {_escaped(one)}</li>' for what, one in bad),
+        *(f"<li>{_escaped(one)}</li>" for one in notes),
+        "</ul>",
+    ]
 
 
 def _summary(analysis: Analysis, db_time: int, account: Account | None, texts: _Texts) -> list[str]:
@@ -380,6 +380,8 @@ def _shares(analysis: Analysis, db_time: int, account: Account | None) -> list[s
                 ("(no wait event)", table.no_wait_ns or 0),
             ]
         ]
+    # Where samples were lost.
+    parts.append(("(not known)", max(0, db_time - sum(ns for _, ns in parts))))
     for name, ns in parts:
         key = name if name.startswith("(") else name.partition(":")[0]
         times[key] = times.get(key, 0) + ns
@@ -572,8 +574,8 @@ def _by_table(account: Account, dimension: str, who: str, cells: Cells, texts: _
             if scheduled
             else _bar([("blocked", busy.total)], widest)
         )
-        cells_ = _time(busy.total) + _share(busy.total, whole) + "".join(map(_part, parts)) + bar
-        rows.append(_head(texts.cell(row.names[0].strip())) + cells_)
+        times = _time(busy.total) + _share(busy.total, whole) + "".join(map(_part, parts))
+        rows.append(_head(texts.cell(row.names[0].strip())) + times + bar)
     note = _rest([row.busy.total for row in all_])
     note += "total is without idle time" + (" and time idle in a transaction." if asked else ".")
     return _table(f"By {dimension}: {who}", columns, rows, note=note)
@@ -658,8 +660,6 @@ def _timeline(joined: Joined, progress: Progress | None) -> list[str]:
     ]
 
 
-# Flame graphs -----------------------------------------------------------------------------------
-
 _WARM = ((232, 92, 60), (252, 186, 90))
 _COOL = ((126, 146, 232), (170, 190, 255))
 
@@ -707,17 +707,12 @@ class _Graphs:
 
 def _tree(stacks: str) -> tuple[list[str], Any, Any]:
     """Return the frames of folded stacks, each before those that stand on it: depth and time."""
-    lines = []
-    for line in stacks.splitlines():
-        frames, _, weight = line.rpartition(" ")
-        lines.append((frames.split(";"), int(weight)))
-    lines.sort()
     names: list[str] = []
     depths: list[int] = []
     values: list[int] = []
     above: list[int] = []  # the frames of the stack before
     path: list[str] = []
-    for stack, ns in lines:
+    for stack, ns in sorted(fold.parsed(stacks)):
         same = 0
         for one, other in zip(stack, path, strict=False):
             if one != other:
@@ -801,9 +796,6 @@ def _flame_graph(
     return [*head, f'<div class="flame" data-graph="{key}" data-title="{title}"></div>', *left_out]
 
 
-# Audit and capture ------------------------------------------------------------------------------
-
-
 def _audit(account: Account, traces: Traces | None, texts: _Texts) -> list[str]:
     if traces is None:
         return []
@@ -859,7 +851,7 @@ def _captured(analysis: Analysis, joined: Joined, db_time: int, texts: _Texts) -
     manifest = analysis.capture.manifest
     body = []
     if command := manifest.get("command"):
-        body.append(f"<pre><code>{texts.cell(command)}</code></pre>")
+        body.append(f"<pre><code>{texts.cell(command, 2000)}</code></pre>")
     if not manifest:
         body += _paragraph(
             f"{analysis.capture.path.name} was recorded by hand: nothing in it says how."

@@ -252,7 +252,7 @@ class Flame {
 
   tell(i) {
     const whole = percent(this.values[i], this.values[0]);
-    const part = this.zoomed ? `, ${percent(this.values[i], this.values[this.zoomed])} of the zoomed` : "";
+    const part = this.zoomed && i >= this.zoomed ? `, ${percent(this.values[i], this.values[this.zoomed])} of the zoomed` : "";
     this.status.textContent = `${this.names[i]}: ${human(this.values[i])}, ${whole}${part}`;
   }
 
