@@ -362,7 +362,7 @@ def test_frames(capture: Capture) -> None:
 
 def test_rows_of_the_report(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 20 rows a table says how many more there are."""
-    monkeypatch.setattr(text, "_SET_ROWS", 4)
+    monkeypatch.setattr(text, "SET_ROWS", 4)
     one = analyse_set(capture, "query")
     shown = text.report_text(analyse(capture), False, False, [one])
     table = shown.partition("\nquery: ")[2].partition("\n\n")[0]
