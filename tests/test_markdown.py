@@ -17,7 +17,9 @@ from conftest import ROOT, report, waitfold
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from waitfold.show.markdown import MAX, _fitted, cell, code
+from waitfold.analysis import analyse
+from waitfold.capture import Naming, open_capture
+from waitfold.show.markdown import MAX, _fitted, cell, code, report_markdown
 from waitfold.show.text import count, human, one_line
 
 MIXED = ROOT / "tests/data/mixed"
@@ -148,6 +150,15 @@ def test_summary_comes_first() -> None:
         r"### [\d.]+ s of DB time in 5[\d.]+ s: `IO:DataFileRead` [\d.]+ %.*", first
     )
     assert second == "- No samples were lost."
+
+
+def test_losses_and_warnings_come_first() -> None:
+    """Before any figure stands what makes figures doubtful."""
+    analysis = analyse(open_capture(MIXED, Naming()))
+    analysis.stream.lost += 12
+    analysis.stream.warnings.append("cut at @byte 5|6")
+    lines = report_markdown(analysis, ()).splitlines()
+    assert lines[2:4] == ["- **12 samples were lost.**", "- **Warning:** `cut at @byte 5|6`"]
 
 
 def strange_texts(number: int) -> list[str]:
