@@ -15,7 +15,7 @@ from conftest import ROOT, SCRIPTS, run
 
 WAITFOLD = ROOT / ".venv/bin/waitfold"
 SCRIPT_NAMES = sorted(path.name for path in SCRIPTS.glob("waitfold-*"))
-VERBS = ["report", "waits", "fold", "flamegraph", "diff", "timeline", "export"]
+VERBS = ["report", "waits", "fold", "flamegraph", "diff", "timeline", "export", "bundle"]
 README = (ROOT / "README.md").read_text()
 SAMPLE = ROOT / "samples/pgbench-cold-reads"
 

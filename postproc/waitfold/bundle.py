@@ -148,7 +148,7 @@ def make_bundle(
         smallest = len(content)
     raise WaitfoldError(
         f"{capture.path} takes {size(smallest)} without any stack, more than --max. Record for a "
-        f"shorter time, or allow --max {-(-smallest // 100_000) / 10:.1f}M."
+        f"shorter time, or allow --max {-(-smallest // 1000)}K."
     )
 
 
@@ -462,7 +462,7 @@ def _removed(redactor: Redactor, capture: Capture, held: Bundled, trimmed: str |
     if QUERY_SET in capture.sets:
         lines += [
             "  In the texts of queries: names of schemas, tables, columns, functions, and all",
-            "  other identifiers but those above. Read report.txt before you send it.",
+            "  other identifiers but those above. Read report.json before you send it.",
         ]
     return "\n".join(lines) + "\n"
 
