@@ -19,7 +19,9 @@ from waitfold.account import report_of
 from waitfold.capture import Naming, open_capture
 from waitfold.cli import main
 from waitfold.queries import Query
-from waitfold.show.html import NODES_MAX, TEXT_MAX, _Graphs, _tree, page, visible
+from waitfold.show.flames import NODES_MAX, Graphs, _tree
+from waitfold.show.html import page
+from waitfold.show.markup import TEXT_MAX, visible
 
 MIXED = ROOT / "tests/data/mixed"
 SAMPLE = ROOT / "samples/lock-contention/lock-contention.waitfold"
@@ -477,6 +479,6 @@ def test_great_flame_graphs() -> None:
         f"{';'.join(f'f{n}' for n in generator.integers(0, 9, 8))} {generator.integers(1, 99)}\n"
         for _ in range(5000)
     )
-    graphs = _Graphs()
+    graphs = Graphs()
     assert "are not drawn" in "".join(graphs.add("wall", stacks, {}, False))
     assert NODES_MAX * 4 < len(graphs.data()) < 250_000

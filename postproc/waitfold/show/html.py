@@ -10,16 +10,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
-import json
 import math
-import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from waitfold import __version__
 from waitfold.account import DIMENSIONS, Account, Cells, Times, account
@@ -31,17 +25,27 @@ from waitfold.join import Joined, join
 from waitfold.profile import Traces
 from waitfold.sched import SAMPLE, SWITCH
 from waitfold.show import fold, palette, text, timeline
+from waitfold.show.flames import Graphs
+from waitfold.show.markup import (
+    ROWS_MAX,
+    Texts,
+    bar_cell,
+    colour_of,
+    count_cell,
+    escaped,
+    event_cell,
+    fraction_cell,
+    head_cell,
+    html_table,
+    paragraph,
+    part_cell,
+    rest,
+    share_cell,
+    state_of,
+    swatch,
+    time_cell,
+)
 
-ROWS_MAX = 200
-"""At most so many rows of a table; those of the backends, queries and sets may be far more."""
-
-TEXT_SHOWN, TEXT_MAX, TEXTS_MAX = 160, 20_000, 400_000
-"""Characters of a text that are shown at first and kept, and bytes of all that are kept longer."""
-
-NODES_MAX = 12_000
-"""At most so many frames of a flame graph, the greatest."""
-
-_NAME_MAX = 300  # characters of a frame
 _HISTOGRAMS_MAX = 100
 _STACK_SHOWN = 600
 _SAMPLES = 3  # stacks of an event in the audit
@@ -63,7 +67,7 @@ def page(
     db_time = accounted.db_time_ns() if accounted else analysis.db_time_ns()
     whole = accounted or account(join(capture, progress))
     joined, traces = whole.joined, read_profile(capture)
-    texts, graphs = _Texts(), _Graphs()
+    texts, graphs = Texts(), Graphs()
     sections = [
         _Section("summary", "Summary", _summary(analysis, db_time, accounted, texts)),
         _Section("accounting", "Accounting", _accounting(whole)),
@@ -97,7 +101,7 @@ def _document(title: str, sections: Sequence[_Section], data: str) -> str:
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
         "trusted-types 'none'"
     )
-    name = _escaped(title)
+    name = escaped(title)
     links = "".join(f'<li><a href="#{s.id}">{s.title}</a></li>' for s in sections)
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -135,175 +139,12 @@ def _hash(source: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def visible(text: str) -> str:
-    """Return a text with the number of each character that cannot be printed in its place.
-
-    That is of control characters, and of what changes the direction of a text, joins or hides
-    characters, or is none.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _written_out(ord(c)) for c in text)
-
-
-def _written_out(code: int) -> str:
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(visible(text))
-
-
-class _Texts:
-    """Puts texts of any length into cells, until they have taken TEXTS_MAX bytes."""
-
-    def __init__(self) -> None:
-        self.cut = 0
-        self._left = TEXTS_MAX
-
-    def cell(self, text: str, shown: int = TEXT_SHOWN) -> str:
-        """Return a text, the beginning of a long one with the rest to be unfolded."""
-        text = re.sub(r"[ \t\r\n]+", " ", text)
-        if len(text) <= shown:
-            return f"<span>{_escaped(text)}</span>"
-        short = f"<span>{_escaped(text[: shown - 20])}&hellip;</span> "
-        whole = _escaped(text[:TEXT_MAX])
-        size = len(whole.encode())
-        if size > self._left:
-            self.cut += 1
-            return f"{short} <i>{len(text):,} characters, of which the rest is left out</i>"
-        self._left -= size
-        what = f"all {len(text):,} characters"
-        if len(text) > TEXT_MAX:
-            self.cut += 1
-            what = f"the first {TEXT_MAX:,} of {len(text):,} characters"
-        return f"{short}<details><summary>{what}</summary><p>{whole}</p></details>"
-
-
-def _table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[str],
-    *,
-    sums: Sequence[str] = (),
-    note: str = "",
-    sorted_by: str = "total",
-    prose: str = "",
-) -> list[str]:
-    """Return a table of rows that are HTML already.
-
-    Columns without a name hold bars; the first one, and that named by `prose`, hold text.
-    """
-    heads = []
-    for i, column in enumerate(columns):
-        kind = "" if i == 0 or column == prose else ' class="n"'
-        if not column:
-            heads.append('<td class="b"></td>')
-            continue
-        order = ' aria-sort="descending"' if column == sorted_by else ""
-        heads.append(f'<th scope="col"{kind}{order}>{_escaped(column)}</th>')
-    return [
-        f'<div class="table"><table><caption><span>{_escaped(title)}</span></caption>',
-        f"<thead><tr>{''.join(heads)}</tr></thead><tbody>",
-        *(f"<tr>{row}</tr>" for row in rows),
-        "</tbody>",
-        *(["<tfoot>", *(f"<tr>{row}</tr>" for row in sums), "</tfoot>"] if sums else []),
-        "</table></div>",
-        *_paragraph(note),
-    ]
-
-
-def _paragraph(note: str) -> list[str]:
-    return [f'<p class="note">{_escaped(note)}</p>'] if note else []
-
-
-def _head(content: str) -> str:
-    return f'<th scope="row">{content}</th>'
-
-
-def _time(ns: float | None) -> str:
-    if ns is None:
-        return '<td class="n" data-v="-1">-</td>'
-    return f'<td class="n t" data-v="{ns:.0f}">{text.human(ns)}</td>'
-
-
-def _part(ns: int) -> str:
-    """Return a part of a time, which often is none."""
-    return _time(ns) if ns else '<td class="n" data-v="0">-</td>'
-
-
-def _count(n: int) -> str:
-    return f'<td class="n" data-v="{n}">{text.count(n)}</td>'
-
-
-def _share(part: int, whole: int | None) -> str:
-    if whole is None:
-        return "<td></td>"
-    return f'<td class="n" data-v="{part}">{text.percent(part, whole).strip()}</td>'
-
-
-def _bar(parts: Sequence[tuple[str, int]], whole: int) -> str:
-    """Return a bar of (colour's class, time) in which `whole` is as wide as it can be."""
-    x, rects = 0.0, []
-    for colour, ns in parts:
-        width = 100 * ns / whole if whole else 0.0
-        if width >= 0.05:
-            rects.append(f'<rect class="{colour}" x="{x:.2f}" width="{width:.2f}" height="8"/>')
-        x += width
-    return (
-        '<td class="b"><svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f"{''.join(rects)}</svg></td>"
-    )
-
-
-def _colour(state: str) -> str:
-    """Return the class of a state's colour, or of that of a class of wait events."""
-    if state == palette.UNSEEN:
-        return "faint"
-    return f"s{timeline.STATES.index(state if state in palette.COLOURS else palette.OTHER)}"
-
-
-def _swatch(state: str) -> str:
-    return (
-        '<svg class="swatch" viewBox="0 0 10 10" aria-hidden="true">'
-        f'<rect class="{_colour(state)}" width="10" height="10"/></svg>'
-    )
-
-
-def _event(name: str) -> str:
-    """Return a wait event, `Class:Name`, with the colour of its class."""
-    return _head(_swatch(_state(name)) + _escaped(name).replace(":", ":<wbr>", 1))
-
-
-def _state(name: str) -> str:
-    """Return what the colour of an event, or of time without one, is of."""
-    for prefix, state in (
-        ("(on-CPU", palette.ON_CPU),
-        ("(run queue", palette.RUN_QUEUE),
-        ("(blocked", palette.NO_EVENT),
-        ("(no wait event", palette.NOT_WAITING),
-        ("(wait event not known", palette.UNSEEN),
-        ("(not known", palette.UNSEEN),
-    ):
-        if name.startswith(prefix):
-            return state
-    return name.partition(":")[0]
-
-
-def _rest(times: Sequence[int]) -> str:
-    """Return what is said of the rows that a table has no room for."""
-    more = times[ROWS_MAX:]
-    return f"{len(more)} more, {text.human(sum(more))} together. " if more else ""
-
-
 def _caveats(
     analysis: Analysis,
     sets: Sequence[SetAnalysis],
     account: Account,
     traces: Traces | None,
-    texts: _Texts,
+    texts: Texts,
 ) -> list[str]:
     stream, joined, capture = analysis.stream, account.joined, analysis.capture
     said = [*text.warnings(analysis, sets), *joined.warnings, *(traces.warnings if traces else [])]
@@ -345,43 +186,40 @@ def _caveats(
     bad += [("Warning", one) for one in dict.fromkeys(said)]
     return [
         '<ul class="caveats">',
-        *(f'<li class="bad"><b>{what}:</b> {_escaped(one)}</li>' for what, one in bad),
-        *(f"<li>{_escaped(one)}</li>" for one in notes),
+        *(f'<li class="bad"><b>{what}:</b> {escaped(one)}</li>' for what, one in bad),
+        *(f"<li>{escaped(one)}</li>" for one in notes),
         "</ul>",
     ]
 
 
-def _summary(analysis: Analysis, db_time: int, account: Account | None, texts: _Texts) -> list[str]:
+def _summary(analysis: Analysis, db_time: int, account: Account | None, texts: Texts) -> list[str]:
     return [
         *_facts(text.head(analysis, db_time), texts),
         *_shares(analysis, db_time, account),
     ]
 
 
-def _facts(facts: Mapping[str, str], texts: _Texts) -> list[str]:
-    pairs = (f"<dt>{_escaped(k)}</dt><dd>{texts.cell(v)}</dd>" for k, v in facts.items())
+def _facts(facts: Mapping[str, str], texts: Texts) -> list[str]:
+    pairs = (f"<dt>{escaped(k)}</dt><dd>{texts.cell(v)}</dd>" for k, v in facts.items())
     rows = "".join(f"<div>{pair}</div>" for pair in pairs)
     return [f'<dl class="facts">{rows}</dl>'] if rows else []
 
 
 def _shares(analysis: Analysis, db_time: int, account: Account | None) -> list[str]:
     """Return a bar of DB time by class of wait event, and by what the rest was."""
-    times: dict[str, int] = {}
+    parts: list[tuple[str, int]] = []
     if account and account.joined.scheduled:
-        tables = [t for t in text.account_tables(account) if t.whole_ns is not None]
-        parts = [(name, part.total) for table in tables for name, part in table.parts]
+        for one in text.account_tables(account):
+            if one.whole_ns is not None:
+                parts += [(name, times.total) for name, times in one.parts]
     else:
-        parts = [
-            (name, ns)
-            for table in text.wait_tables(analysis, db_time, account)
-            if table.whole_ns is not None
-            for name, ns in [
-                *((_name(wait), wait.time_ns) for wait in table.waits),
-                ("(no wait event)", table.no_wait_ns or 0),
-            ]
-        ]
+        for table in text.wait_tables(analysis, db_time, account):
+            if table.whole_ns is not None:
+                parts += [(_name(wait), wait.time_ns) for wait in table.waits]
+                parts.append(("(no wait event)", table.no_wait_ns or 0))
     # Where samples were lost.
     parts.append(("(not known)", max(0, db_time - sum(ns for _, ns in parts))))
+    times: dict[str, int] = {}
     for name, ns in parts:
         key = name if name.startswith("(") else name.partition(":")[0]
         times[key] = times.get(key, 0) + ns
@@ -393,12 +231,12 @@ def _shares(analysis: Analysis, db_time: int, account: Account | None) -> list[s
         width = 1000 * ns / sum(times.values())
         about = f"{key}: {text.human(ns)}, {text.percent(ns, db_time).strip()} %"
         rects.append(
-            f'<rect class="{_colour(_state(key))}" x="{x:.1f}" width="{width:.1f}" height="22">'
-            f"<title>{_escaped(about)}</title></rect>"
+            f'<rect class="{colour_of(state_of(key))}" x="{x:.1f}" width="{width:.1f}" height="22">'
+            f"<title>{escaped(about)}</title></rect>"
         )
         x += width
     legend = "".join(
-        f"<li>{_swatch(_state(key))}{_escaped(key)} <b>{text.human(ns)}</b> "
+        f"<li>{swatch(state_of(key))}{escaped(key)} <b>{text.human(ns)}</b> "
         f"{text.percent(ns, db_time).strip()} %</li>"
         for key, ns in shares
     )
@@ -421,49 +259,48 @@ def _accounting(account: Account) -> list[str]:
         shared = table.whole_ns is not None
         vague = any(times.unknown for _, times in [*table.parts, *table.sums])
         widest = max((times.total for _, times in table.parts), default=0)
-        columns = ["", "total", *["% DB"] * shared, "blocked", "run queue", "on-CPU"]
+        columns = ["wait event", "total", *["% DB"] * shared, "blocked", "run queue", "on-CPU"]
         columns += [*["not known"] * vague, ""]
-        columns[0] = "wait event"
         rows = [
-            _event(name)
+            event_cell(name)
             + _account_cells(times, [table.whole_ns] * shared, vague)
-            + _times_bar(times, _colour(_state(name)), widest)
+            + _times_bar(times, colour_of(state_of(name)), widest)
             for name, times in table.parts
         ]
         sums = [
-            _head(_escaped(name))
+            head_cell(escaped(name))
             + _account_cells(times, [None if i else table.whole_ns] * shared, vague)
             + "<td></td>"
             for i, (name, times) in enumerate(table.sums)
         ]
-        body += _table(table.title, columns, rows, sums=sums)
+        body += html_table(table.title, columns, rows, sums=sums)
     return [
         *body,
-        *_paragraph(text.residual(account)),
+        *paragraph(text.residual(account)),
         _run_legend("blocked in the colour of its class"),
     ]
 
 
 def _account_cells(times: Times, whole: Sequence[int | None], vague: bool) -> str:
-    shares = "".join(_share(times.total, one) for one in whole)
+    shares = "".join(share_cell(times.total, one) for one in whole)
     parts = (times.blocked, times.run_queue, times.on_cpu, *[times.unknown] * vague)
-    return _time(times.total) + shares + "".join(map(_part, parts))
+    return time_cell(times.total) + shares + "".join(map(part_cell, parts))
 
 
 def _times_bar(times: Times, blocked: str, widest: int) -> str:
     parts = [
         (blocked, times.blocked),
-        (_colour(palette.RUN_QUEUE), times.run_queue),
-        (_colour(palette.ON_CPU), times.on_cpu),
+        (colour_of(palette.RUN_QUEUE), times.run_queue),
+        (colour_of(palette.ON_CPU), times.on_cpu),
         ("faint", times.unknown),
     ]
-    return _bar(parts, widest)
+    return bar_cell(parts, widest)
 
 
 def _run_legend(blocked: str) -> str:
     return (
-        f'<p class="note">Bars: {blocked}, {_swatch(palette.RUN_QUEUE)} run queue, '
-        f"{_swatch(palette.ON_CPU)} on-CPU.</p>"
+        f'<p class="note">Bars: {blocked}, {swatch(palette.RUN_QUEUE)} run queue, '
+        f"{swatch(palette.ON_CPU)} on-CPU.</p>"
     )
 
 
@@ -485,7 +322,9 @@ def _name(wait: Wait) -> str:
 def _statistics(wait: Wait) -> str:
     s = wait.stats
     times = [s.mean_ns, s.p50_ns, s.p95_ns, s.p99_ns, s.max_ns] if s else [None] * 5
-    return _count(s.count if s else 0) + _time(wait.time_ns) + "".join(map(_time, times))
+    return (
+        count_cell(s.count if s else 0) + time_cell(wait.time_ns) + "".join(map(time_cell, times))
+    )
 
 
 def _waits(analysis: Analysis, db_time: int, account: Account | None) -> list[str]:
@@ -495,25 +334,24 @@ def _waits(analysis: Analysis, db_time: int, account: Account | None) -> list[st
         shared = whole is not None
         widest = max((wait.time_ns for wait in table.waits), default=0)
         rows = [
-            _event(_name(wait))
+            event_cell(_name(wait))
             + _statistics(wait)
-            + (_share(wait.time_ns, whole) if shared else "")
-            + _bar([(_colour(wait.class_), wait.time_ns)], widest)
+            + (share_cell(wait.time_ns, whole) if shared else "")
+            + bar_cell([(colour_of(wait.class_), wait.time_ns)], widest)
             for wait in table.waits
         ]
         sums = []
         if table.no_wait_ns is not None:
-            sums.append(
-                f"{_event('(no wait event)')}<td></td>{_time(table.no_wait_ns)}{'<td></td>' * 5}"
-                f"{_share(table.no_wait_ns, whole)}<td></td>"
-            )
+            no_wait = time_cell(table.no_wait_ns) + "<td></td>" * 5
+            no_wait += share_cell(table.no_wait_ns, whole)
+            sums.append(f"{event_cell('(no wait event)')}<td></td>{no_wait}<td></td>")
         columns = ["wait event", *_STATISTICS, *["% DB"] * shared, ""]
-        body += _table(table.title, columns, rows, sums=sums, note=table.note)
+        body += html_table(table.title, columns, rows, sums=sums, note=table.note)
     return body or ["<p>No process waited for anything.</p>"]
 
 
 def _breakdown(
-    analysis: Analysis, accounted: Account | None, whole: Account, texts: _Texts
+    analysis: Analysis, accounted: Account | None, whole: Account, texts: Texts
 ) -> list[str]:
     body = []
     for dimension in DIMENSIONS:
@@ -538,23 +376,23 @@ def _breakdown(
     return body
 
 
-def _processes(analysis: Analysis, texts: _Texts) -> list[str]:
+def _processes(analysis: Analysis, texts: Texts) -> list[str]:
     processes = analysis.processes()
     widest = max((p.busy_ns for p in processes), default=0)
     rows = [
-        _head(texts.cell(f"{p.pid} {p.type.removesuffix(' backend')} {p.who}".rstrip()))
-        + _count(p.busy_count)
-        + _time(p.busy_ns)
-        + f"<td>{_swatch(_state(p.top)) if ':' in p.top else ''}{_escaped(p.top)}</td>"
-        + _bar([(_colour(_state(p.top)), p.busy_ns)], widest)
+        head_cell(texts.cell(f"{p.pid} {p.type.removesuffix(' backend')} {p.who}".rstrip()))
+        + count_cell(p.busy_count)
+        + time_cell(p.busy_ns)
+        + f"<td>{swatch(state_of(p.top)) if ':' in p.top else ''}{escaped(p.top)}</td>"
+        + bar_cell([(colour_of(state_of(p.top)), p.busy_ns)], widest)
         for p in processes[:ROWS_MAX]
     ]
-    note = _rest([p.busy_ns for p in processes]) + "Idle waits are left out."
+    note = rest([p.busy_ns for p in processes]) + "Idle waits are left out."
     columns = ["backend", "count", "total", "top wait", ""]
-    return _table("By backend", columns, rows, note=note, prose="top wait")
+    return html_table("By backend", columns, rows, note=note, prose="top wait")
 
 
-def _by_table(account: Account, dimension: str, who: str, cells: Cells, texts: _Texts) -> list[str]:
+def _by_table(account: Account, dimension: str, who: str, cells: Cells, texts: Texts) -> list[str]:
     all_ = text.by_rows(account, [dimension], cells)
     scheduled, asked = account.joined.scheduled, account.joined.asked
     whole = sum(row.busy.total for row in all_)
@@ -572,23 +410,25 @@ def _by_table(account: Account, dimension: str, who: str, cells: Cells, texts: _
         bar = (
             _times_bar(busy, "blocked", widest)
             if scheduled
-            else _bar([("blocked", busy.total)], widest)
+            else bar_cell([("blocked", busy.total)], widest)
         )
-        times = _time(busy.total) + _share(busy.total, whole) + "".join(map(_part, parts))
-        rows.append(_head(texts.cell(row.names[0].strip())) + times + bar)
-    note = _rest([row.busy.total for row in all_])
+        times = (
+            time_cell(busy.total) + share_cell(busy.total, whole) + "".join(map(part_cell, parts))
+        )
+        rows.append(head_cell(texts.cell(row.names[0].strip())) + times + bar)
+    note = rest([row.busy.total for row in all_])
     note += "total is without idle time" + (" and time idle in a transaction." if asked else ".")
-    return _table(f"By {dimension}: {who}", columns, rows, note=note)
+    return html_table(f"By {dimension}: {who}", columns, rows, note=note)
 
 
-def _sets(sets: Sequence[SetAnalysis], texts: _Texts) -> list[str]:
+def _sets(sets: Sequence[SetAnalysis], texts: Texts) -> list[str]:
     body = []
     for one in sets:
         waits = one.waits()
-        rows = [_head(texts.cell(wait.name)) + _statistics(wait) for wait in waits[:ROWS_MAX]]
-        note = _rest([wait.time_ns for wait in waits]) + text.set_note(one)
+        rows = [head_cell(texts.cell(wait.name)) + _statistics(wait) for wait in waits[:ROWS_MAX]]
+        note = rest([wait.time_ns for wait in waits]) + text.set_note(one)
         title = f"{one.probe_set.name}: {one.probe_set.about}"
-        body += _table(title, ["name", *_STATISTICS], rows, note=note)
+        body += html_table(title, ["name", *_STATISTICS], rows, note=note)
     return body
 
 
@@ -610,7 +450,7 @@ def _histograms(analysis: Analysis) -> list[str]:
         "</div>",
     ]
     if more := len(found) - len(shown):
-        body += _paragraph(f"{more} more events: waitfold report --histogram.")
+        body += paragraph(f"{more} more events: waitfold report --histogram.")
     return body
 
 
@@ -624,7 +464,7 @@ def _histogram(wait: Wait, low: int, high: int) -> str:
             size = max(1.5, _HIGH * n / top)
             ends = text.human(2**i if i else 0), text.human(2 ** (i + 1))
             bars.append(
-                f'<rect class="{_colour(wait.class_)}" x="{(i - low) * _BIN}" width="{_BIN - 1}" '
+                f'<rect class="{colour_of(wait.class_)}" x="{(i - low) * _BIN}" width="{_BIN - 1}" '
                 f'y="{_HIGH - size:.1f}" height="{size:.1f}">'
                 f"<title>{ends[0]} to {ends[1]}: {n}</title></rect>"
             )
@@ -637,10 +477,10 @@ def _histogram(wait: Wait, low: int, high: int) -> str:
                 f'<path class="tick" d="M{x:.1f} 0v{_HIGH + 4}"/>'
                 f'<text x="{x + 2:.1f}" y="{_HIGH + 11}">{_round(10**power)}</text>'
             )
-    name = _escaped(_name(wait))
+    name = escaped(_name(wait))
     about = f"{stats.count} waits, half up to {text.human(stats.p50_ns)}"
     return (
-        f"<figure><figcaption>{_swatch(wait.class_)}{name}<span>{about}</span></figcaption>"
+        f"<figure><figcaption>{swatch(wait.class_)}{name}<span>{about}</span></figcaption>"
         f'<svg viewBox="0 0 {width} {_HIGH + 18}" role="img" aria-label="{name}: {about}">'
         f'{"".join(ticks)}{"".join(bars)}<path class="axis" d="M0 {_HIGH}h{width}"/></svg>'
         "<details><summary>Figures</summary><table><thead><tr><th>from</th><th>below</th>"
@@ -652,7 +492,7 @@ def _timeline(joined: Joined, progress: Progress | None) -> list[str]:
     try:
         svg, _ = timeline.picture(joined, "Waits over time", progress=progress, styled=False)
     except WaitfoldError as error:
-        return _paragraph(f"{error}.")
+        return paragraph(f"{error}.")
     return [
         f'<div class="timeline" tabindex="0" role="region" aria-label="Timeline">{svg}</div>',
         '<p class="note">The mouse shows the figures behind each cell and each part of a lane. '
@@ -660,84 +500,8 @@ def _timeline(joined: Joined, progress: Progress | None) -> list[str]:
     ]
 
 
-_WARM = ((232, 92, 60), (252, 186, 90))
-_COOL = ((126, 146, 232), (170, 190, 255))
-
-
-class _Graphs:
-    """Flame graphs as the script draws them; the names of all frames are in one table."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._graphs: dict[str, Any] = {}
-
-    def add(self, key: str, stacks: str, paint: dict[str, str], warm: bool) -> list[str]:
-        """Take the graph of folded stacks; return what is to be said of what it leaves out."""
-        names, depths, values = _tree(stacks)
-        floor = 0
-        if len(values) > NODES_MAX:
-            floor = int(np.partition(values, len(values) - NODES_MAX)[-NODES_MAX])
-        kept = values >= max(floor, 1)
-        if kept.sum() > NODES_MAX:  # many are as great as the least of them
-            kept = values > floor
-        of = [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
-        self._graphs[key] = {
-            "names": [self._names.setdefault(name, len(self._names)) for name in of],
-            "depths": depths[kept].tolist(),
-            "values": values[kept].tolist(),
-            "colours": {
-                self._names[name]: paint.get(name) or _shade(name, _WARM if warm else _COOL)
-                for name in dict.fromkeys(of)
-            },
-        }
-        left = len(values) - len(of)
-        return _paragraph(
-            f"{left} frames of at most {text.human(floor)} each are not drawn." if left else ""
-        )
-
-    def data(self) -> str:
-        """Return all as JSON that can stand in a script element."""
-        names = [visible(name[:_NAME_MAX]) for name in self._names]
-        data = json.dumps({"names": names, "graphs": self._graphs}, separators=(",", ":"))
-        # All else that HTML or a script could take for its own is escaped by JSON, as not ASCII.
-        for c in "<>&":
-            data = data.replace(c, f"\\u{ord(c):04x}")
-        return data
-
-
-def _tree(stacks: str) -> tuple[list[str], Any, Any]:
-    """Return the frames of folded stacks, each before those that stand on it: depth and time."""
-    names: list[str] = []
-    depths: list[int] = []
-    values: list[int] = []
-    above: list[int] = []  # the frames of the stack before
-    path: list[str] = []
-    for stack, ns in sorted(fold.parsed(stacks)):
-        same = 0
-        for one, other in zip(stack, path, strict=False):
-            if one != other:
-                break
-            same += 1
-        del above[same:]
-        for depth in range(same, len(stack)):
-            above.append(len(names))
-            names.append(stack[depth])
-            depths.append(depth)
-            values.append(0)
-        for i in above:
-            values[i] += ns
-        path = stack
-    return names, np.array(depths, np.int32), np.array(values, np.int64)
-
-
-def _shade(name: str, ends: Sequence[Sequence[int]]) -> str:
-    part = zlib.crc32(name.encode(errors="replace")) / 2**32
-    red, green, blue = (round(a + (b - a) * part) for a, b in zip(*ends, strict=True))
-    return f"rgb({red},{green},{blue})"
-
-
 def _flame_graphs(
-    analysis: Analysis, joined: Joined, traces: Traces | None, graphs: _Graphs
+    analysis: Analysis, joined: Joined, traces: Traces | None, graphs: Graphs
 ) -> list[str]:
     body = [
         "<noscript><p>The flame graphs are drawn by this page's script, which does not run. "
@@ -773,7 +537,7 @@ def _flame_graphs(
         body += _flame_graph(graphs, key, title, about, stacks, dict(look.paint), key == "oncpu")
     missing = [name for name, event in (("oncpu", SAMPLE), ("offcpu", SWITCH)) if event not in held]
     if missing:
-        body += _paragraph(
+        body += paragraph(
             f"Stacks were not recorded of {' and '.join(missing)}: waitfold record --with "
             f"{','.join(missing)}."
         )
@@ -781,7 +545,7 @@ def _flame_graphs(
 
 
 def _flame_graph(
-    graphs: _Graphs,
+    graphs: Graphs,
     key: str,
     title: str,
     about: str,
@@ -796,7 +560,7 @@ def _flame_graph(
     return [*head, f'<div class="flame" data-graph="{key}" data-title="{title}"></div>', *left_out]
 
 
-def _audit(account: Account, traces: Traces | None, texts: _Texts) -> list[str]:
+def _audit(account: Account, traces: Traces | None, texts: Texts) -> list[str]:
     if traces is None:
         return []
     body = []
@@ -805,21 +569,21 @@ def _audit(account: Account, traces: Traces | None, texts: _Texts) -> list[str]:
     return body + _burnt(burnt(account, traces), texts)
 
 
-def _unexplained(found: list[Unexplained], texts: _Texts) -> list[str]:
+def _unexplained(found: list[Unexplained], texts: Texts) -> list[str]:
     rows = [
-        _head(texts.cell(_stack(one.stack), _STACK_SHOWN))
-        + _time(one.ns)
-        + _count(one.count)
-        + _time(one.ns / one.count)
-        + _time(one.max_ns)
+        head_cell(texts.cell(_stack(one.stack), _STACK_SHOWN))
+        + time_cell(one.ns)
+        + count_cell(one.count)
+        + time_cell(one.ns / one.count)
+        + time_cell(one.max_ns)
         for one in found[:ROWS_MAX]
     ]
     title = f"Blocked without a wait event: {text.human(sum(one.ns for one in found))}"
     columns = ["stack, innermost function first", "total", "count", "mean", "max"]
-    return _table(title, columns, rows, note=_rest([one.ns for one in found]))
+    return html_table(title, columns, rows, note=rest([one.ns for one in found]))
 
 
-def _burnt(found: list[Burnt], texts: _Texts) -> list[str]:
+def _burnt(found: list[Burnt], texts: Texts) -> list[str]:
     rows = []
     for one in found[:ROWS_MAX]:
         stacks = "".join(
@@ -828,32 +592,27 @@ def _burnt(found: list[Burnt], texts: _Texts) -> list[str]:
         )
         share = '<td class="n" data-v="-1">-</td>'
         if one.on_cpu_ns is not None:
-            share = _percent(one.on_cpu_ns, one.total_ns)
+            share = fraction_cell(one.on_cpu_ns, one.total_ns)
         rows.append(
-            f"{_event(one.event)}{_time(one.on_cpu_ns)}{_time(one.total_ns)}{share}"
-            f'{_count(one.sampled)}<td class="stacks"><ul>{stacks}</ul></td>'
+            f"{event_cell(one.event)}{time_cell(one.on_cpu_ns)}{time_cell(one.total_ns)}{share}"
+            f'{count_cell(one.sampled)}<td class="stacks"><ul>{stacks}</ul></td>'
         )
     columns = ["wait event", "on-CPU", "of", "%", "samples", "where samples found it"]
     title = "On a CPU inside a wait event, and where samples found it"
-    return _table(title, columns, rows, sorted_by="on-CPU", prose=columns[-1])
-
-
-def _percent(part: int, whole: int) -> str:
-    value = part / whole if whole else 0.0
-    return f'<td class="n" data-v="{value:.6f}">{text.percent(part, whole).strip()}</td>'
+    return html_table(title, columns, rows, sorted_by="on-CPU", prose=columns[-1])
 
 
 def _stack(stack: Sequence[str]) -> str:
     return " < ".join(stack) or "(its beginning was not seen)"
 
 
-def _captured(analysis: Analysis, joined: Joined, db_time: int, texts: _Texts) -> list[str]:
+def _captured(analysis: Analysis, joined: Joined, db_time: int, texts: Texts) -> list[str]:
     manifest = analysis.capture.manifest
     body = []
     if command := manifest.get("command"):
         body.append(f"<pre><code>{texts.cell(command, 2000)}</code></pre>")
     if not manifest:
-        body += _paragraph(
+        body += paragraph(
             f"{analysis.capture.path.name} was recorded by hand: nothing in it says how."
         )
     body += _cost(analysis, joined, db_time)
@@ -864,7 +623,7 @@ def _cost(analysis: Analysis, joined: Joined, db_time: int) -> list[str]:
     """Return what the recording took of the server's CPU, as far as that can be told."""
     n, each = analysis.stream.transitions, _COSTS.get(analysis.capture.mode)
     if each is None:
-        return _paragraph("What it cost the server is not known, as its mode is not.")
+        return paragraph("What it cost the server is not known, as its mode is not.")
     low, high = (1000 * us * n for us in each)
     switches = len(joined.sleeps)
     said = f"{n} starts and ends of waits at {each[0]} to {each[1]} us"
@@ -875,7 +634,7 @@ def _cost(analysis: Analysis, joined: Joined, db_time: int) -> list[str]:
     share = ""
     if db_time:
         share = f", {100 * low / db_time:.2g} to {100 * high / db_time:.2g} % of DB time"
-    return _paragraph(
+    return paragraph(
         f"Cost: some {text.human(low)} to {text.human(high)} of the server's CPU{share} ({said}, "
         "as measured elsewhere: bench/RESULTS.md)."
     )
