@@ -7,9 +7,13 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from waitfold import cli
+from waitfold.analysis import SetNames
+from waitfold.probeset import load_sets
+from waitfold.waitevents import WaitEvents
 
 DATA = Path(__file__).resolve().parent / "data"
 SAMPLE = 9
@@ -104,3 +108,34 @@ def test_switch_without_its_field(everything: Path, capsys: pytest.CaptureFixtur
     path.write_bytes(path.read_bytes().replace(b"prev_state;", b"prev_stata;"))
     said = refused(capsys, "report", everything, "--by", "backend")
     assert "sched:sched_switch do not hold all of thread, time, prev_pid, prev_state" in said
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        "0\t1\t-",
+        "4194305\t1\t-",
+        "9" * 18 + "\t1\t-",
+        "5\t" + "9" * 19 + "\t-",
+        "5\t1\t0x1ffffffff",
+    ],
+)
+def test_process_that_cannot_be(
+    everything: Path, capsys: pytest.CaptureFixture[str], cells: str
+) -> None:
+    """Numbers in backends.tsv are within what the kernel has."""
+    path = everything / "backends.tsv"
+    with path.open("a") as file:
+        file.write(f"{cells}\tpostgres: a b [local] idle\t-\tselect 1\n")
+    lines = path.read_text().count("\n")
+    assert f"backends.tsv:{lines}:" in refused(capsys, "report", everything, "--by", "query")
+
+
+def test_an_end_whose_fields_are_not_kept() -> None:
+    """Where an interval's end is one of all others, its fields are not known."""
+    lock = load_sets()["lock-wait"]
+    rule = lock.set_rule("g")
+    names = SetNames(lock, rule, WaitEvents("15"))
+    code = int(rule.both.of([np.array([2]), np.array([1])], 1)[0])
+    assert names.texts(code) == ("(others)",)
+    assert names.fields(code) == {}

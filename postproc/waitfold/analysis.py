@@ -230,8 +230,9 @@ class SetNames:
 
     def fields(self, code: int) -> dict[str, str]:
         """Return the fields of the set's label and their texts, as far as there are any."""
-        texts = self.texts(code)
-        return dict(zip(self._set.label, texts, strict=True)) if code > Codes.OTHERS else {}
+        if code <= Codes.OTHERS or self._rule.known(code) is None:
+            return {}
+        return dict(zip(self._set.label, self.texts(code), strict=True))
 
     def label(self, code: int) -> tuple[str, str]:
         """Return the set's name, for the class of a wait event, and the name."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from waitfold.errors import WaitfoldError
+from waitfold.events import PID_MAX
 
 CLIENT, PARALLEL, UNKNOWN, POSTMASTER = "client backend", "parallel worker", "unknown", "postmaster"
 
@@ -73,6 +74,8 @@ _TITLES = [
         (r"logical replication parallel apply worker .*", "logical replication parallel worker"),
     )
 ]
+_CELLS = {"pid": r"[0-9]{1,7}", "seen_ns": r"[0-9]{1,18}", "wait": r"-|(?:0x)?[0-9a-fA-F]{1,8}"}
+"""What numbers look like in backends.tsv."""
 _LOGICAL_WORKER = re.compile(r"logical replication (apply |tablesync |)worker for subscription .*")
 
 
@@ -126,7 +129,11 @@ def read_backends(path: Path, major: int, start_ns: int | None) -> SeenBackends:
             continue
         try:
             row = dict(zip(columns, line.split("\t"), strict=True))
+            if not all(re.fullmatch(_CELLS[name], row[name]) for name in _CELLS):
+                raise ValueError
             pid, seen_ns, wait = int(row["pid"]), int(row["seen_ns"]), row["wait"]
+            if not 0 < pid <= PID_MAX:
+                raise ValueError
             if wait != "-" and start_ns is not None and seen_ns <= start_ns:
                 waits.setdefault(pid, int(wait, 16))
         except ValueError:
