@@ -11,11 +11,14 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS, run
+from conftest import ROOT, SCRIPTS, run, waitfold
+
+from waitfold import cli
 
 WAITFOLD = ROOT / ".venv/bin/waitfold"
 SCRIPT_NAMES = sorted(path.name for path in SCRIPTS.glob("waitfold-*"))
-VERBS = ["report", "waits", "fold", "flamegraph", "diff", "timeline", "export", "bundle"]
+VERBS = [*cli.EXAMPLES]
+EXAMPLES = [p for p in sorted((ROOT / "docs/examples").iterdir()) if p.suffix in (".txt", ".md")]
 README = (ROOT / "README.md").read_text()
 SAMPLE = ROOT / "samples/pgbench-cold-reads"
 
@@ -62,7 +65,7 @@ def test_man_page_of_script(name: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_man_page_of_verb(verb: str) -> None:
     """waitfold(1) has every option of each verb's help."""
-    usage = run(WAITFOLD, verb, "--help").stdout.partition("\n\n")[0]
+    usage = waitfold(verb, "--help").stdout.partition("\n\n")[0]
     page = rendered("waitfold")
     assert re.search(rf"^ {{5}}{verb}\b", page, re.M)
     assert options(usage) <= options(page)
@@ -83,6 +86,25 @@ def test_example_page(tool: str) -> None:
     page = (ROOT / "docs/examples" / f"{tool.replace(' ', '-')}_example.txt").read_text()
     assert page.startswith(f"Demonstrations of {tool}, ")
     assert len(re.findall(rf"^[#$] (?:.*\| *)?{tool}\b", page, re.M)) > 1
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_called_as_they_can_be(page: Path) -> None:
+    """What the example pages type are commands that exist, with options that they have."""
+    text = page.read_text().replace("\\\n", " ")
+    typed = re.findall(r"^(?:[#$]|   ) .*$", text, re.M)
+    called = re.compile(r"(?:[|(;] *|^[#$ ]+ )(waitfold(?:-| )\w+)([^|;]*)")
+    found = [match for line in typed for match in called.findall(line.partition(" -- ")[0])]
+    assert found
+    for command, words in found:
+        verb = command[len("waitfold") + 1 :]
+        assert verb in VERBS or f"waitfold-{verb}" in SCRIPT_NAMES, command
+        known = (
+            waitfold(verb, "--help")
+            if verb in VERBS
+            else run(SCRIPTS / f"waitfold-{verb}", "--help")
+        )
+        assert set(re.findall(r"(?<= )--?[a-z][a-z-]*", words)) <= options(known.stdout), command
 
 
 def test_version() -> None:
@@ -137,6 +159,14 @@ def test_readme_files() -> None:
             if "/" in part:
                 assert (ROOT / part).exists(), part
     ET.parse(ROOT / "docs/flamegraph.svg")
+
+
+def test_readme_names_the_docs() -> None:
+    """README says of each page and folder of docs/ what it is."""
+    table = README.partition("## What is where")[2]
+    for path in (ROOT / "docs").iterdir():
+        if path.is_dir() or path.suffix == ".md":
+            assert f"`docs/{path.name}{'/' if path.is_dir() else ''}`" in table
 
 
 def test_probe_set_keywords() -> None:

@@ -15,14 +15,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS, run, waitfold
-from test_house import SCRIPT_NAMES, usage_lines
+from test_house import SCRIPT_NAMES, VERBS, usage_lines
 
-from waitfold import cli
 from waitfold.account import DIMENSIONS
 from waitfold.redact import KINDS
 
 PREFIX = "opt/waitfold"
-VERBS = [*cli.EXAMPLES]
 COMPLETION = ROOT / "completion/waitfold.bash"
 
 
