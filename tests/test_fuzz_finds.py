@@ -139,3 +139,11 @@ def test_an_end_whose_fields_are_not_kept() -> None:
     code = int(rule.both.of([np.array([2]), np.array([1])], 1)[0])
     assert names.texts(code) == ("(others)",)
     assert names.fields(code) == {}
+
+
+def test_mode_mem_with_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Watchpoints see wait events alone, whatever a manifest says."""
+    capture = shutil.copytree(DATA / "fuzz" / "mem", tmp_path / "mem")
+    manifest = capture / "manifest"
+    manifest.write_text(manifest.read_text().replace("\twait-event", "\twait-event,query"))
+    assert "mode mem records wait events alone" in refused(capsys, "report", capture)

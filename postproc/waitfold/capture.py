@@ -182,6 +182,10 @@ def _open_folder(folder: Path, naming: Naming) -> Capture:
     late = None
     since = 0
     if manifest["mode"] == "mem":
+        if [*sets] != [WAIT_EVENT]:
+            raise WaitfoldError(
+                f"{folder / 'manifest'}: mode mem records wait events alone: the file is damaged"
+            )
         rule = store_rule(Stores(folder / "sites.tsv", _load_base(folder, manifest)))
         attached = read_attached(folder / "attached.tsv")
         files = [*_watch_files(folder, attached, warnings)]
