@@ -10,6 +10,7 @@
 #
 # cost: half a minute of both CPUs of a small machine; 1 GB in $TMPDIR (default /tmp) meanwhile.
 # needs: what `make deps` installs; root and uprobes.
+
 # shellcheck disable=SC2317 # a sample's functions are called by its name
 set -euo pipefail
 
@@ -99,6 +100,7 @@ END
     load() { "${pgbench[@]}" -c 6 -T 3 -f "$WORK/read.sql"; }
 }
 
+[[ ${1-} != --help ]] || help
 (($# == 1 || $# == 2)) || misused "give the name of a sample"
 name=$1
 [[ $(type -t "$name") == function && -d $ROOT/samples/$name ]] || misused "no sample is called \"$name\""
