@@ -172,6 +172,7 @@ def test_max(tmp_path: Path) -> None:
     [
         (["--max", "5G"], "--max 5G: give a number of bytes, or one with K or M"),
         (["--keep", "everything"], "--keep everything: give one of queries, user"),
+        (["-o", "-"], "name a file with -o"),
     ],
 )
 def test_called_wrongly(options: list[str], said: str, tmp_path: Path) -> None:
@@ -284,6 +285,21 @@ def test_frames(frame: str, expected: str) -> None:
         redactor.frame(earlier)
     assert redactor.frame(frame) == expected
     assert Redactor(KINDS).frame(frame) == frame
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/srv/secret/cap/perf.data was cut short", "perf.data was cut short"),
+        ("/srv/secret/cap was cut", "the capture was cut"),
+        ("at /srv/secret/capital/x, before 0x7ffd00001000", "at [path], before [address]"),
+        ("the recorder was killed", "the recorder was killed"),
+    ],
+)  # fmt: skip
+def test_warnings(text: str, expected: str) -> None:
+    """What waitfold itself says of a capture names no path."""
+    assert Redactor([]).warning(text, "/srv/secret/cap") == expected
+    assert Redactor(KINDS).warning(text, "/srv/secret/cap") == text
 
 
 # Nothing of what was to be removed: 1,000 literals, names and paths in a recording of a server

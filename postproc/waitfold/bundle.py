@@ -44,7 +44,7 @@ from waitfold.profile import Frames, Traces, read_traces
 from waitfold.queries import SET as QUERY_SET
 from waitfold.queries import Queries, Query, stand_ins
 from waitfold.redact import KINDS, Redactor
-from waitfold.sched import SAMPLE, SWITCH, Switches, read_switches
+from waitfold.sched import SAMPLE, SEEN, SWITCH, Switches, read_switches
 from waitfold.show import text
 from waitfold.stores import Late
 from waitfold.symbols import captured_symbols
@@ -58,7 +58,7 @@ TRIMMED = "[trimmed]"
 
 _MEMBER = re.compile(
     r"manifest|removed\.txt|report\.(?:txt|json)|backends\.tsv|(?:capture|queries|frames)\.json"
-    r"|[A-Za-z_][\w-]{0,60}\.set|[a-z_-]{1,60}\.[a-z_]{1,20}(?:\.table)?\.npy"
+    r"|[A-Za-z_][\w-]{0,60}\.(?:set|[a-z_]{1,20}(?:\.table)?\.npy)"
 )
 _TIME_MAX = 1 << 62
 _TABLE_MAX = 1 << 16
@@ -180,7 +180,7 @@ def _held(joined: Joined, progress: Progress | None) -> Bundled:
     for name in capture.sets:
         rule = capture.set_rule(name)
         held = _stream(capture, rule, pids, progress)
-        sets[name] = replace(held, started=rule.started.rows, ended=rule.ended.rows)
+        sets[rule] = replace(held, started=rule.started.rows, ended=rule.ended.rows)
     queries = None
     if joined.asked:
         rows = np.flatnonzero(np.isin(joined.queries.pid, pids))
@@ -297,7 +297,10 @@ class _Writer:
         self._backends(capture.seen)
         streams = {
             WAIT_EVENT: self._stream(capture, WAIT_EVENT, held.waits),
-            **{name: self._stream(capture, name, one) for name, one in held.sets.items()},
+            **{
+                name: self._stream(capture, name, one)
+                for name, one in zip(capture.sets, held.sets.values(), strict=True)
+            },
         }
         about: dict[str, Any] = {
             "pg_version": capture.pg_version,
@@ -310,7 +313,7 @@ class _Writer:
             "others": None,
             "profile": None,
         }
-        for name in held.sets:
+        for name in capture.sets:
             self._members[f"{name}.set"] = _set_text(capture, name)
         if held.queries:
             self._queries(held.queries)
@@ -564,7 +567,7 @@ class _Reader:
         bundled = Bundled(
             self._stream(WAIT_EVENT, streams[WAIT_EVENT], None),
             {
-                (rule := one.set_rule(_GROUP)).start: self._stream(name, streams[name], rule)
+                (rule := one.set_rule(_GROUP)): self._stream(name, streams[name], rule)
                 for name, one in sets.items()
             },
             self._queries(),
@@ -692,6 +695,8 @@ class _Reader:
         tid = self._column("switches.tid", "i4", len(time))
         self._threads("switches.tid", tid)
         kind = self._column("switches.kind", "u1", len(time))
+        if not np.isin(kind, SEEN).all():
+            raise self._damaged("switches.kind.npy", "a number that cannot be")
         sampled = None
         if "sampled.time_ns.npy" in self._members:
             when = self._times("sampled.time_ns")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from waitfold.errors import WaitfoldError
 from waitfold.events import Rule, SetRule, Source, Transitions, TransitionStream
 from waitfold.perfdata import Event
 from waitfold.profile import Traces
@@ -40,12 +39,12 @@ class Held:
 class Bundled:
     """A bundle's columns: transitions by probe set, and what was read by their help.
 
-    `waits` are those of the wait events, `sets` the others by the event that they start with.
+    `waits` are those of the wait events, `sets` the others by the rule that they were read by.
     Absent is what the capture did not hold, or was left out of the bundle.
     """
 
     waits: Held
-    sets: dict[str, Held]
+    sets: dict[SetRule, Held]
     queries: Queries | None
     switches: Switches | None
     traces: Traces | None
@@ -59,9 +58,7 @@ class Bundled:
     def sources(self, rule: Rule, stream: TransitionStream) -> Sequence[Source]:
         """Return what reads the transitions of a rule's probe set."""
         if isinstance(rule, SetRule):
-            if rule.start not in self.sets:
-                raise WaitfoldError(f"the bundle holds no {rule.start}")
-            held = self.sets[rule.start]
+            held = self.sets[rule]
             rule.started.rows[:] = held.started
             rule.ended.rows[:] = held.ended
         else:

@@ -621,6 +621,8 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _bundle(options: argparse.Namespace) -> None:
+    if options.o == "-":
+        raise Misuse("a bundle is no text for stdout: name a file with -o")
     target = Path(options.o)
     largest = None
     if options.max is not None:

@@ -182,7 +182,8 @@ class Redactor:
     def warning(self, text: str, path: str) -> str:
         """Return one of waitfold's own messages about the capture `path`, or a file in it."""
         if "paths" not in self.keep:
-            text = text.replace(f"{path}/", "").replace(path, "the capture")
+            own = rf"(?<![\w/.-]){re.escape(path)}(?:(/)|(?![\w-]))"
+            text = re.sub(own, lambda match: "" if match[1] else "the capture", text)
             text = _PATH.sub("[path]", text)
         if "addresses" not in self.keep:
             text = _ADDRESS.sub("[address]", text)

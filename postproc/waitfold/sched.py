@@ -21,6 +21,9 @@ SWITCH, WAKEUP, SAMPLE = "sched:sched_switch", "sched:sched_wakeup", "oncpu"
 # the last three are the edges of what is known: of its life in the window, and of a gap.
 _BORN, _SINCE, _RESUMED, _OUT, _YIELD, _WOKEN, _IN, _GAP, _UNTIL, _DIED = range(10)
 
+SEEN = (_OUT, _YIELD, _WOKEN, _IN)
+"""The kinds of Switches."""
+
 _RAN, _READY, _SLEPT, _UNKNOWN = 0, 1, 2, 3
 
 # Bits of prev_state that are states; above them is TASK_REPORT_MAX, preempted (sched.h).
