@@ -26,7 +26,7 @@ HEAD = 1 << 20
 SPOOL_MAX = 16 << 30
 """A packed or piped perf.data or trace.dat is unpacked into a temporary file no larger."""
 
-RATIO_MAX = 1000
+RATIO_MAX = 200
 """What unpacks to so many times its size is refused, beyond RATIO_FREE bytes."""
 RATIO_FREE = 64 << 20
 
