@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,6 @@ def bundle(name: str) -> Path:
     return SAMPLES / name / f"{name}.waitfold"
 
 
-@cache
 def printed(command: str) -> list[str]:
     """What a command of waitfold prints."""
     answer = waitfold(*shlex.split(command)[1:])
@@ -91,8 +89,9 @@ def test_quotes(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(page.parent if page.parent.parent == SAMPLES else ROOT)
     quoted = blocks(page)
     assert quoted
+    output = {command: printed(command) for command in dict(quoted)}
     for command, quote in quoted:
-        lines = printed.__wrapped__(command)
+        lines = output[command]
         at = 0
         for part in parts(quote):
             places = range(at, len(lines) - len(part) + 1)
