@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -28,6 +29,7 @@ def options(usage: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])(--?[A-Za-z](?:[a-z-]*[a-z])?)(?![\w-])", usage))
 
 
+@functools.cache
 def rendered(page: str) -> str:
     """A man page as a terminal of 80 columns shows it; nothing to complain about in it."""
     source = ROOT / "docs/man" / f"{page}.1"
