@@ -254,7 +254,7 @@ def test_lines_that_are_none(tmp_path: Path) -> None:
         (b"sh 12 cycles:\n\t40 main (/bin/sh)\n\n", "no line of it has a time"),
         (b"# tracer: nop\n  sh-12 0d..2 12us : w: (0) v=1\n", "latency-format"),
         (b"\x7fELF\0\0\0" + bytes(5000), "neither text nor"),
-        (gzip.compress(b"sh 1 2.000000: x: y\n" * 99)[:20], "is empty"),
+        (gzip.compress(b"sh 1 2.000000: x: y\n" * 99)[:10], "is empty"),
         (b"\x1f\x8b" + b"nonsense" * 9, "gzip is damaged"),
         (b"\x28\xb5\x2f\xfd" + b"nonsense" * 9, "zstd is damaged"),
     ],
@@ -271,7 +271,8 @@ def test_what_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
 def test_bombs(tmp_path: Path, packing: str) -> None:
     """What unpacks to far more than its size is refused before it fills memory or disk."""
     path = tmp_path / f"bomb{packing}"
-    path.write_bytes(PACKINGS[packing](b"PERFILE2" + bytes(100 << 20)))
+    size = 90 << 20 if packing == ".gz" else 70 << 20
+    path.write_bytes(PACKINGS[packing](b"PERFILE2" + bytes(size)))
     with pytest.raises(WaitfoldError, match="more than 200 times its size"):
         figures(path)
 
@@ -316,7 +317,7 @@ def test_fold_of_a_text(
     chains = DATA / "perf" / "chains.data"
     assert main(["fold", str(chains)]) == 0
     want = capsys.readouterr().out.splitlines()
-    assert main(["fold", str(script(chains, "--no-inline", "-F", "+period"))]) == 0
+    assert main(["fold", str(script(chains, "--no-inline"))]) == 0
     assert sorted(capsys.readouterr().out.splitlines()) == sorted(want)
 
 

@@ -161,7 +161,8 @@ class _Reader:
 
     def _frame(self, line: str) -> tuple[str, str] | None:
         """Return function and file of a frame."""
-        if match := _FRAME.fullmatch(line):
+        # The first also lest a long line without an end is searched for it from each parenthesis.
+        if line.endswith(")\n") and (match := _FRAME.fullmatch(line)):
             return (_OFFSET.sub("", match[1]) if self._any else match[1]), match[2]
         if self._any and (match := _BARE_FRAME.fullmatch(line)):
             return _OFFSET.sub("", match[1] or UNKNOWN), UNKNOWN

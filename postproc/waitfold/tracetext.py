@@ -21,6 +21,7 @@ from .events import EXIT, FORK, PID_MAX, Column, Rule, Transitions, TransitionSt
 from .inputs import HEAD, Input
 
 _KNOWN_MAX = 1 << 16  # distinct parts of lines that are kept parsed
+_KNOWN_LENGTH = 512  # bytes of one
 
 PERF, FTRACE = "perf script", "ftrace"
 """Whose text it is. That of trace-cmd report is like ftrace's own."""
@@ -41,6 +42,8 @@ _WHO_MAX = 200
 
 # perf puts the period before the event's name.
 _EVENT = re.compile(rb"[ \t]*(?:\d+[ \t]+)?(\S.*)", re.DOTALL)
+_NOBODY = -2  # in the place of a CPU, where it is not understood who stands before the time
+
 # What an event is that is none of the rule's.
 _OTHER, _TASK_RECORD, _BIRTH, _DEATH, _LOSS = -1, -2, -3, -4, -5
 _CHILD = re.compile(rb"\bchild_pid=(\d{1,10})")
@@ -52,7 +55,7 @@ _DROPPED = re.compile(
 )
 _STARTED = re.compile(rb"^##### CPU \d+ buffer started ####", re.MULTILINE)
 _OVERRUN = re.compile(rb"^# entries-in-buffer/entries-written: (\d{1,18})/(\d{1,18})", re.MULTILINE)
-_STACK = re.compile(rb"\n[ \t]+[0-9a-f]{4,16} [^\n]*\([^\n]*\)\r?(?:\n|\Z)")
+_STACK = re.compile(rb"\n[ \t]++[0-9a-f]{4,16}+ [^\n]*\)\r?(?:\n|\Z)")
 _FIELD_NAMES = re.compile(rb"(?:^|[\s(,])([A-Za-z_]\w*)=")
 _NUMBER = re.compile(rb"-?(?:0x[0-9a-fA-F]{1,16}|\d{1,20})")
 
@@ -142,7 +145,7 @@ def not_understood(input_: Input) -> str:
             f"{path} seems to be text of perf script, but no line of it has a time. Wait events "
             "need one: perf script --ns -F comm,pid,tid,cpu,time,event,trace"
         )
-    if re.search(rb"^\S[^\n]*;[^\n]* \d+\s*$", head[:65536], re.MULTILINE):
+    if re.search(rb"^\S[^\n]*;[^\n]* \d+\s*$", head[:4096], re.MULTILINE):
         return f"{path} holds folded stacks already: flamegraph.pl draws them. {wanted}"
     if head.lstrip()[:1] in (b"{", b"["):
         return f"{path} is JSON, the profile of another tool perhaps. {wanted}"
@@ -217,23 +220,35 @@ class _Lines:
                 found.append((name, self.content[name_end + 1 : end]))
         return found
 
-    def by(self, known: _Known, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> list[Any]:
-        """Return what parts of the content mean."""
+    def by(
+        self, known: _Known, begins: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return for parts of the content where what they mean is in the values of `known`."""
+        known.forget()
         content = self.content
-        return [known[content[b:e]] for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+        parts = zip(begins.tolist(), ends.tolist(), strict=True)
+        return np.array([known[content[begin:end]] for begin, end in parts], np.int64)
 
 
-class _Known(dict[bytes, Any]):
-    """What parts of lines mean, each distinct one parsed once."""
+class _Known(dict[bytes, int]):
+    """What parts of lines mean: each distinct one is parsed once, and is a place in `values`."""
 
     def __init__(self, parse: Callable[[bytes], Any]) -> None:
+        self.values_: list[Any] = []
         self._parse = parse
 
-    def __missing__(self, text: bytes) -> Any:
-        if len(self) >= _KNOWN_MAX:
+    def forget(self) -> None:
+        """Make room, if there is none left."""
+        if len(self.values_) >= _KNOWN_MAX:
             self.clear()
-        value = self[text] = self._parse(text)
-        return value
+            self.values_.clear()
+
+    def __missing__(self, text: bytes) -> int:
+        place = len(self.values_)
+        self.values_.append(self._parse(text))
+        if len(text) <= _KNOWN_LENGTH:
+            self[text] = place
+        return place
 
 
 def _who(pattern: re.Pattern[bytes], text: bytes) -> tuple[int, int, int] | None:
@@ -386,10 +401,12 @@ class _TextSource:
         return parse
 
     def _rows(self, lines: _Lines) -> Transitions:
-        who = lines.by(self._who, lines.starts, lines.before)
-        kinds = np.array(lines.by(self._kinds, lines.time_end + 1, lines.name_end), np.int8)
-        known = np.array([each is not None for each in who], np.bool_)
-        pid, tid, cpu = np.array([each or (0, 0, -1) for each in who], np.int64).reshape(-1, 3).T
+        place = lines.by(self._who, lines.starts, lines.before)
+        people = np.array([each or (0, 0, _NOBODY) for each in self._who.values_], np.int64)
+        pid, tid, cpu = people.reshape(-1, 3)[place].T
+        known = cpu != _NOBODY
+        place = lines.by(self._kinds, lines.time_end + 1, lines.name_end)
+        kinds = np.array(self._kinds.values_, np.int8)[place]
         time = lines.time_ns
         self._note(lines, known)
         self._losses(lines, kinds, cpu, known)
@@ -424,8 +441,9 @@ class _TextSource:
         return Transitions(time[rows], thread, value[rows], mark[rows])
 
     def _columns(self, lines: _Lines, number: int, rows: NDArray[np.int64]) -> list[Column]:
-        parts = lines.by(self._arguments[number], lines.name_end[rows] + 1, lines.ends[rows])
-        return [_column(column) for column in zip(*parts, strict=True)]
+        known = self._arguments[number]
+        place = lines.by(known, lines.name_end[rows] + 1, lines.ends[rows])
+        return [_column(column, place) for column in zip(*known.values_, strict=True)]
 
     def _count(self, number: int, time: NDArray[np.int64]) -> None:
         stream = self._stream
@@ -501,11 +519,12 @@ class _TextSource:
                 self._last_by_cpu[on] = int(time[np.flatnonzero(known & (cpu == on))[-1]])
 
 
-def _column(values: tuple[int | bytes | None, ...]) -> Column:
-    """Return a field of many samples: numbers, or texts if any is one."""
-    if all(isinstance(value, int) for value in values):
+def _column(values: Sequence[int | bytes | None], place: NDArray[np.int64]) -> Column:
+    """Return a field of samples, whose values are at `place`: numbers, or texts if any is one."""
+    if set(map(type, values)) == {int}:
         try:
-            return np.array(values, np.int64)
+            return np.array(values, np.int64)[place]
         except OverflowError:
-            return np.array([int(value or 0) & (1 << 64) - 1 for value in values], np.uint64)
-    return [str(value).encode() if isinstance(value, int) else value for value in values]
+            return np.array([int(v or 0) & (1 << 64) - 1 for v in values], np.uint64)[place]
+    texts = [str(value).encode() if isinstance(value, int) else value for value in values]
+    return [texts[at] for at in place.tolist()]
