@@ -48,14 +48,14 @@ BIN = $(DESTDIR)$(PREFIX)/bin
 MAN = $(DESTDIR)$(PREFIX)/share/man/man1
 COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 
-install: install-host ## all commands, man pages and completion under PREFIX; the analysis needs Python 3.11 and its packages' registry
+install: install-host ## all commands, man pages and completion under PREFIX; of them the analysis where Python 3.11 is, by pip
 	if ! type -P $(PYTHON) >/dev/null || ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
 	    echo "waitfold, the analysis, is left out: it needs Python 3.11 or later; name one with: make PYTHON=python3.12 install" >&2; \
 	else \
 	    $(MAKE) --no-print-directory install-analysis; \
 	fi
 
-install-host: ## of that what the server's host needs: the scripts, probe sets, man pages and completion; no Python
+install-host: ## of these what the server's host needs: no Python
 	install -d $(BIN) $(LIB)/scripts $(LIB)/probes/wait_events $(MAN) $(COMPLETION)
 	install -m 755 $(addprefix scripts/,$(SCRIPTS)) $(LIB)/scripts/
 	install -m 644 scripts/*.bash scripts/*.awk $(LIB)/scripts/
