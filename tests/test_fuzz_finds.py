@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from waitfold import cli
 from waitfold.analysis import SetNames
+from waitfold.perfdata import format_fields
 from waitfold.probeset import load_sets
 from waitfold.waitevents import WaitEvents
 
@@ -147,3 +149,10 @@ def test_mode_mem_with_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     manifest = capture / "manifest"
     manifest.write_text(manifest.read_text().replace("\twait-event", "\twait-event,query"))
     assert "mode mem records wait events alone" in refused(capsys, "report", capture)
+
+
+def test_long_declaration_of_a_field() -> None:
+    """What a file says of a field takes time in proportion to its length."""
+    begun = time.monotonic()
+    assert format_fields("\tfield:" + "a" * 1_000_000) == {}
+    assert time.monotonic() - begun < 1

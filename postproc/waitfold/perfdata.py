@@ -978,7 +978,7 @@ def _tracing_formats(cursor: _Cursor) -> dict[int, tuple[str, dict[str, Field]]]
 def format_fields(text: str) -> dict[str, Field]:
     """Return the fields of a tracepoint's format file, but not those that are arrays."""
     lines = re.finditer(
-        r"^\tfield:(__data_loc char\[\])?[^;]*?(\w+);"
+        r"^\tfield:(__data_loc char\[\])?[^;\n]*?(?<!\w)(\w++);"
         r"\toffset:(\d{1,5});\tsize:(\d{1,5});\tsigned:([01]);$",
         text,
         re.MULTILINE,
