@@ -64,6 +64,8 @@ examples:
       all of it as one page for a browser, which needs no network
   waitfold report perf.data --pg-version 15.18
       a perf.data of a server with wait__event probes, recorded by hand
+  perf script --ns | ssh desk 'waitfold report - --pg-version 15.18'
+      the text of one, from standard input
   waitfold report perf.data --start probe:w --value v --pg-version 17
       one of your own probe at the stores to wait_event_info; v=0 ends a wait""",
     "waits": """\
@@ -240,8 +242,9 @@ def _parser() -> argparse.ArgumentParser:
         "run queue, goes to the stack that the CPU was left with; wall has both, each stack ending "
         "in [on-CPU], [run queue] or [blocked]. "
         "Idle waits (blocked in Client:ClientRead or the Activity class) are left out, as they "
-        "would be most of the time. A perf.data with stacks and no wait events gives "
-        "comm;frame;... and the weight of the samples, which is ns for task-clock and cpu-clock.",
+        "would be most of the time. A perf.data, or text of perf script, with stacks and no wait "
+        "events gives comm;frame;... and the weight of the samples, which is ns for task-clock and "
+        "cpu-clock.",
     )
     graph = _verb(
         verbs,
@@ -351,7 +354,8 @@ def _add_diff(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     diff.set_defaults(run=_diff)
     for name in ("before", "after"):
-        diff.add_argument(name, metavar=name.upper(), type=Path, help="a capture folder")
+        diff.add_argument(name, metavar=name.upper(), type=Path, help="as CAPTURE elsewhere")
+    _name_options(diff)
     diff.add_argument(
         "--by",
         choices=[*comparison.STRETCHES],
@@ -393,9 +397,15 @@ def _verb(
         "capture",
         metavar="CAPTURE",
         type=Path,
-        help="a capture folder, or a perf.data or trace.dat recorded by hand",
+        help="a capture folder, a bundle, or a perf.data, a trace.dat or their text, recorded by "
+        "hand; - for standard input",
     )
-    named = verb.add_argument_group("a perf.data or trace.dat recorded by hand")
+    _name_options(verb)
+    return verb
+
+
+def _name_options(verb: argparse.ArgumentParser) -> None:
+    named = verb.add_argument_group("a perf.data, a trace.dat or their text, recorded by hand")
     named.add_argument(
         "--start", metavar="EVENT", help="perf's name of the event that begins a wait"
     )
@@ -410,7 +420,6 @@ def _verb(
         metavar="N",
         help="the server's version, as 15.18; a bare 15 means its newest minor",
     )
-    return verb
 
 
 def _naming(options: argparse.Namespace) -> Naming:
@@ -636,10 +645,16 @@ def _bundle(options: argparse.Namespace) -> None:
     _say(f"{target}: {size(len(made.content))}, {size(made.unpacked)} unpacked\n{made.removed}")
 
 
+def _naming_of(path: Path, options: argparse.Namespace) -> Naming:
+    """Return what is said of a side of diff: a capture folder says itself what it holds."""
+    return Naming() if (path / "manifest").exists() else _naming(options)
+
+
 def _diff(options: argparse.Namespace) -> None:
+    sides = (options.before, options.after)
     before, after = (
-        comparison.read_side(open_capture(path, Naming()), options.by, _progress())
-        for path in (options.before, options.after)
+        comparison.read_side(open_capture(path, naming), options.by, _progress())
+        for path, naming in ((path, _naming_of(path, options)) for path in sides)
     )
     if options.by == "event":
         after = comparison.in_terms_of(before, after)
