@@ -15,7 +15,7 @@ _waitfold_takes() {
         'waitfold waits') REPLY="-o=FILE --set=$sets $capture" ;;
         'waitfold fold') REPLY="$stacks $capture" ;;
         'waitfold flamegraph') REPLY="-o=FILE --title= $stacks $capture" ;;
-        'waitfold diff') REPLY='--by=event|query|stack --per=second|transaction --json --flamegraph=FILE =FILE' ;;
+        'waitfold diff') REPLY="--by=event|query|stack --per=second|transaction --json --flamegraph=FILE $capture" ;;
         'waitfold timeline') REPLY="-o=FILE --title= --from= --to= $capture" ;;
         'waitfold export') REPLY="--format=perfetto|speedscope|firefox|csv|parquet -o=FILE $capture" ;;
         'waitfold bundle') REPLY="-o=FILE --max= --keep=queries|user|database|application|host|paths|command|addresses|texts $capture" ;;
