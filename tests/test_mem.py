@@ -33,9 +33,11 @@ from conftest import (
 )
 from test_container import contained
 
+from waitfold.account import account
 from waitfold.capture import Naming, open_capture
 from waitfold.errors import WaitfoldError
 from waitfold.events import ATTACH, CUT, STORE, Transitions, joined, transitions
+from waitfold.join import join
 from waitfold.pair import LOST, START, pair
 from waitfold.stores import Attachment, Late, Stores, lateness, read_attached
 
@@ -110,6 +112,10 @@ def test_prime_numbers(cluster: Cluster, tmp_path: Path) -> None:
     assert result["lost"] == 0
     assert result["mode"] == "mem"
     assert result["late"]["count"] == 1
+    # Nothing is counted of a backend before it was attached to.
+    with_states = account(join(open_capture(capture, Naming())))
+    assert with_states.db_time_ns() == result["db_time_ns"]
+    assert with_states.unseen_ns == 0
     for name, pid in pids.items():
         rows = waits(capture, f"pid == {pid} and flags == ''")
         slept = sleeps(capture, pid)

@@ -189,8 +189,10 @@ def _backends(
 
 def _pids(stores: _Stores, capture: Capture) -> set[int]:
     """Return the server's processes that were recorded."""
-    # Of a flight recorder some may have gone before its window began.
-    seen = {} if "ring" in capture.manifest else capture.seen.backends
+    # Of a flight recorder some may have gone before its window began, and of mode mem some were
+    # never attached to.
+    partly = "ring" in capture.manifest or capture.mode == "mem"
+    seen = {} if partly else capture.seen.backends
     # With -p the postmaster is known, but not recorded.
     read = capture.seen.waits
     return stores.stored | {p for p, b in seen.items() if p in read or b.type != POSTMASTER}
@@ -236,12 +238,14 @@ class _Stores:
         for pid in sorted(pids):
             rows = self._rows.get(pid, slice(0, 0))
             marks = self.mark[rows]
-            at = np.flatnonzero((marks == FORK) | (marks == EXIT))
+            at = np.flatnonzero((marks == FORK) | (marks == EXIT) | (marks == ATTACH))
             since, born, alive = start, False, True
             times = self.time_ns[rows][at].tolist()
             for mark, time in zip(marks[at].tolist(), times, strict=True):
-                if mark == FORK:
-                    since, born, alive = max(time, start), time >= start, True
+                if mark in (FORK, ATTACH):
+                    # Before it was attached to nothing is known of it.
+                    since, alive = max(time, start), True
+                    born = mark == FORK and time >= start
                     continue
                 if alive and since < min(time, end):
                     found.append((pid, since, min(time, end), born, time <= end))
