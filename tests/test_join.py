@@ -139,10 +139,9 @@ def test_life() -> None:
 
 
 def test_attached_late() -> None:
-    """Mode mem: until it was attached nothing is known, then what it was in."""
+    """Mode mem: from when it was attached on, what it was in; before, nothing is counted."""
     rows = merge([(211, READ, ATTACH), (307, 0, STORE)], None, initial=None)
     assert [row[:3] for row in rows] == [
-        (100, 211, UNSEEN),
         (211, 307, READ),
         (307, 1000, 0),
     ]
