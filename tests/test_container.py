@@ -144,10 +144,7 @@ def test_from_outside(
     request: pytest.FixtureRequest,
 ) -> None:
     """A site list made elsewhere, no binutils here, the server in a container: exact counts."""
-    sites = tmp_path / "sites"
-    listed = run(SCRIPTS / "waitfold-probes", "sites", PG_BIN / "postgres")
-    assert listed.returncode == 0, listed.stderr
-    sites.write_text(listed.stdout)
+    sites = known_sites()  # by waitfold-probes sites, outside of all namespaces
     with server.session() as session:
         request.getfixturevalue("no_binutils")
         capture = tmp_path / "capture"
