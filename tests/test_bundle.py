@@ -105,14 +105,18 @@ def rows(capture: Path) -> list[list[str]]:
     return sorted(csv.reader(io.StringIO(answer.stdout)))
 
 
-def test_by_hand(tmp_path: Path) -> None:
-    """A perf.data that somebody recorded by hand, of a server with its own probes."""
+@pytest.mark.parametrize("name", ["usdt.data", "trace/lost.dat", "fuzz/text/several.perf.txt"])
+def test_by_hand(name: str, tmp_path: Path) -> None:
+    """What somebody recorded by hand, as perf, trace-cmd or perf script wrote it."""
     bundle = tmp_path / "x.waitfold"
-    options = ("--pg-version", "15.18")
-    made = waitfold("bundle", DATA / "usdt.data", *options, "-o", bundle)
+    options = ["--pg-version", "15.18"]
+    if name != "usdt.data":
+        options += ["--start", "*:w", "--value", "v"]
+    made = waitfold("bundle", DATA / name, *options, "-o", bundle)
     assert made.returncode == 0, made.stderr
-    assert report(bundle) == report(DATA / "usdt.data", *options)
-    assert "leave out --pg-version" in refusal("report", bundle, *options, status=2)
+    assert figures(report(bundle)) == figures(report(DATA / name, *options))
+    assert "leave out " in refusal("report", bundle, *options, status=2)
+    assert "is a bundle already" in refusal("bundle", bundle, "-o", bundle, status=2)
 
 
 def test_standard_input(tmp_path: Path) -> None:

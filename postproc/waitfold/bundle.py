@@ -117,11 +117,13 @@ def make_bundle(
     WaitfoldError
         The capture cannot be read, or the bundle would be too large without any stack.
     Misuse
-        `keep` has something else.
+        `keep` has something else, or it is of a bundle.
 
     """
     if strange := sorted(set(keep) - set(KINDS)):
         raise Misuse(f"--keep {strange[0]}: give one of {', '.join(KINDS)}")
+    if any(isinstance(file, Bundled) for file in capture.files):
+        raise Misuse(f"{capture.path} is a bundle already. To trim it, bundle its capture anew.")
     joined = join(capture, progress)
     held = _held(joined, progress)
     smallest = 0
