@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from waitfold import cli
+from waitfold import archive, cli
 from waitfold.analysis import SetNames
+from waitfold.inputs import Input
 from waitfold.perfdata import format_fields
 from waitfold.probeset import load_sets
 from waitfold.waitevents import WaitEvents
@@ -156,3 +158,31 @@ def test_long_declaration_of_a_field() -> None:
     begun = time.monotonic()
     assert format_fields("\tfield:" + "a" * 1_000_000) == {}
     assert time.monotonic() - begun < 1
+
+
+@pytest.mark.parametrize("verb", ["fold", "report --html /dev/null"])
+def test_window_of_no_length(
+    everything: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    """A capture in which nobody waited has no stacks, and a page."""
+    manifest = everything / "manifest"
+    text = re.sub(r"(start|end)_ns\t\d+", r"\1_ns\t1", manifest.read_text())
+    manifest.write_text(text)
+    assert cli.main([*verb.split(), str(everything)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_bundle_with_half_a_surrogate_pair(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text in a bundle that cannot be written is refused when it is read."""
+    bundle = tmp_path / "x.waitfold"
+    assert cli.main(["bundle", str(everything), "-o", str(bundle)]) == 0
+    members = archive.unpack(Input(bundle), re.compile(".*"))
+    changed = {name: bytes(content) for name, content in members.items()}
+    about = changed["capture.json"]
+    assert b'"sites"' in about
+    changed["capture.json"] = about.replace(b'"sites"', rb'"\ud800"')
+    bundle.write_bytes(archive.pack(changed))
+    capsys.readouterr()
+    assert "capture.json: it is no JSON" in refused(capsys, "report", bundle)

@@ -159,7 +159,8 @@ class Analysis:
         import pandas as pd
 
         columns = [column.name for column in fields(ProcessWait)]
-        return pd.DataFrame(self.rows, columns=columns).rename(columns={"class_": "class"})
+        times = pd.DataFrame(self.rows, columns=columns).rename(columns={"class_": "class"})
+        return times.astype({"idle": bool})  # also where there is no row to tell
 
     def processes(self) -> list[Process]:
         """Return the processes that waited, the longest waiting first."""

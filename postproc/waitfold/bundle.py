@@ -790,6 +790,7 @@ class _Reader:
     def _json(self, member: str, shape: Any) -> Any:
         try:
             value = json.loads(self._text(member))
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (ValueError, RecursionError):
             raise self._damaged(member, "it is no JSON") from None
         if not _is(value, shape):
