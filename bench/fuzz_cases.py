@@ -346,7 +346,9 @@ def _numbers_of_column(rng: random.Random, data: bytearray) -> None:
 def _values_of_json(rng: random.Random, data: bytearray) -> None:
     try:
         top = json.loads(data)
-    except ValueError:  # damaged before
+    except ValueError:
+        top = None
+    if not isinstance(top, dict | list):  # damaged before
         words(rng, data, [])
         return
     places: list[tuple[Any, Any]] = []
