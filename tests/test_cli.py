@@ -461,7 +461,7 @@ def test_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(cli, "analyse", fails)
+    monkeypatch.setattr(cli, "report_of", fails)
     status, _, err = run("report", MIXED)
     assert status == 1
     assert "internal error: ZeroDivisionError: oops" in err
