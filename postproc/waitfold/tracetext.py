@@ -148,10 +148,7 @@ def not_understood(input_: Input) -> str:
     if re.search(rb"^\S[^\n]*;[^\n]* \d+\s*$", head[:4096], re.MULTILINE):
         return f"{path} holds folded stacks already: flamegraph.pl draws them. {wanted}"
     if head[257:262] == b"ustar":
-        return (
-            f"{path} is a tar, packed. A bundle of waitfold is read from a file, not from standard "
-            "input; of another tar, name what is in it"
-        )
+        return f"{path} is a tar, but no bundle of waitfold: name what is in it. {wanted}"
     if head.lstrip()[:1] in (b"{", b"["):
         return f"{path} is JSON, the profile of another tool perhaps. {wanted}"
     if head.startswith(b"# tracer: ") or b" latency trace " in head[:400]:
