@@ -43,6 +43,8 @@ def work(seed: int, cases: range, readers: list[fuzz_cases.Reader], pipe: int) -
             begun = time.monotonic()
             outcome, wrong = runner.run(data, reader.uses[use])
             seconds = time.monotonic() - begun
+            if not wrong and not fuzz_cases.tells_of_cut(reader, reader.uses[use], kinds, outcome):
+                wrong = "a truncated file is reported without a word"
             most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
             if most > fuzz_cases.BYTES:
                 wrong = wrong or f"{most >> 20} MiB, here or before"
