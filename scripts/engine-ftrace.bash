@@ -13,7 +13,7 @@ engine_period=0.25
 # 300,000 events a second, all on one CPU, fill it in a second; the drainer looks five times a second.
 readonly CPU_BUFFER_KB=8192
 readonly PAGE=4096 PAGE_DATA=4080 # of which events can be that much, events/header_page
-instance='' drainer='' overrun=0
+instance='' drainer=''
 
 engine_start() {
     local event kb
@@ -58,10 +58,7 @@ engine_tick() { :; }
 
 # engine_stop: the drainer ends when the pipe is closed. Where it was killed, its work is done here.
 engine_stop() {
-    if [[ -d $instance ]]; then
-        { echo 0 >"$instance/tracing_on"; } 2>/dev/null || true
-        count_overrun
-    fi
+    { echo 0 >"$instance/tracing_on"; } 2>/dev/null || true
     [[ -z $hold ]] || exec {hold}>&-
     hold=''
     while [[ -n $drainer ]]; do
@@ -84,7 +81,7 @@ engine_dump() (
     trace_file "$1"
 )
 
-engine_notes() { ((ring_bytes)) || note overrun "$overrun"; }
+engine_notes() { :; }
 
 engine_failure() {
     local said
@@ -112,15 +109,6 @@ statistic() {
     mapfile -t lines <"$instance/per_cpu/cpu$1/stats"
     for line in "${lines[@]}"; do
         [[ $line != "$2: "* ]] || REPLY=${line#*: }
-    done
-}
-
-count_overrun() {
-    local cpu
-    overrun=0
-    for ((cpu = 0; cpu < cpus; cpu++)); do
-        statistic $cpu overrun
-        overrun=$((overrun + REPLY))
     done
 }
 
