@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -37,11 +38,16 @@ class Run:
     witness: dict[int, list[tuple[int, int, int]]]
 
 
-def schedstat(pid: int) -> tuple[int, int, int]:
-    """When a process was looked at, how long it had run, and how long waited for a CPU."""
-    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-    return now, int(ran), int(waited)
+def schedstats(cluster: Cluster) -> dict[int, tuple[int, int, int]]:
+    """When each process of a server was looked at, how long it had run, and waited for a CPU."""
+    children = Path(f"/proc/{cluster.pid}/task/{cluster.pid}/children").read_text()
+    found = {}
+    for pid in map(int, children.split()):
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+            found[pid] = now, int(ran), int(waited)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +59,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iter
     load = subprocess.Popen(pgbench, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         recorder = Recorder("-D", cluster.data, "--with", "all", "-o", capture)
-        children = Path(f"/proc/{cluster.pid}/task/{cluster.pid}/children").read_text()
-        pids = [int(pid) for pid in children.split()]
-        witness = {pid: [schedstat(pid)] for pid in pids}
+        first = schedstats(cluster)
         time.sleep(2)
-        for pid in pids:
-            witness[pid].append(schedstat(pid))
+        last = schedstats(cluster)
+        witness = {pid: [first[pid], last[pid]] for pid in first.keys() & last.keys()}
         assert recorder.end() == 0, recorder.said
     finally:
         load.terminate()
