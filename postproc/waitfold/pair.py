@@ -145,10 +145,28 @@ def distinct(
     for column in columns:
         if (column != column[:1]).any():
             # Below 2**62: there are fewer rows than 2**31.
-            values, code = np.unique(column, return_inverse=True)
-            _, place = np.unique(place * len(values) + code, return_inverse=True)
-    _, first, place = np.unique(place, return_index=True, return_inverse=True)
+            values, code = numbered(column)
+            _, place = numbered(place * len(values) + code)
+    first = np.empty(int(place.max(initial=-1)) + 1, np.int64)
+    # Of those with one number the last that is written stays.
+    first[place[::-1]] = np.arange(len(place))[::-1]
     return first, place
+
+
+def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return distinct integers in rising order, and which of them each is.
+
+    As np.unique(), which sorts; numbers that lie close together need not be sorted.
+    """
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if high - low > 4 * len(values) + 1024 or high >= 1 << 62:
+        found, code = np.unique(values, return_inverse=True)
+        return found, code
+    place = values.astype(np.int64) - low
+    seen = np.zeros(high - low + 1, np.bool_)
+    seen[place] = True
+    number = np.cumsum(seen) - 1
+    return (np.flatnonzero(seen) + low).astype(values.dtype), number[place]
 
 
 def merged(gaps: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

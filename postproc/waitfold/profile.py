@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from . import perfdata, perfscript
 from .errors import PerfDataError, WaitfoldError
 from .events import PID_MAX
+from .pair import numbered
 from .perfdata import Event, PerfData, Piece
 from .perfscript import Script
 from .symbols import (
@@ -176,9 +177,7 @@ def read_traces(
         return _read_script(data, events)
     profile = read_profile(data, events)
     stacks = len(profile.stacks.starts) - 1
-    pairs, trace = np.unique(
-        profile.space.astype(np.int64) * stacks + profile.stack, return_inverse=True
-    )
+    pairs, trace = numbered(profile.space.astype(np.int64) * stacks + profile.stack)
     frames = name_frames(profile, pairs % stacks, pairs // stacks, captured)
     return Traces(
         events, profile.time_ns, profile.pid, profile.tid, profile.event, profile.weight,

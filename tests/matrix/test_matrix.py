@@ -228,7 +228,7 @@ def test_known_workload(
     if mode != "usdt":
         options += ["--sites", running.sites]
     with cluster.session() as old, cluster.session() as holder, cluster.session() as polling:
-        recorder = Recorder(*options)
+        recorder = Recorder(*options, sites=False)
         with cluster.session() as new:
             if mode == "mem":
                 attached(capture, new.pid)
