@@ -23,8 +23,7 @@ KINDS = {
 _HIGH = "\x80-\U0010ffff"
 # The parts of SQL that matter here, by the rules of PostgreSQL's src/backend/parser/scan.l. Of what
 # a text was cut in, all to its end belongs to it.
-_TOKEN = re.compile(
-    rf"""
+_TOKEN = rf"""
       (?P<comment> --[^\n\r]*+ )
     | (?P<nested> /\* )
     | (?P<escaped> [eE]'(?:[^'\\]|\\.|'')*+(?:'|\\?\Z) )
@@ -33,9 +32,7 @@ _TOKEN = re.compile(
         (?:\$.*?(?:\$(?P=tag)\$|\Z)|\Z) )
     | (?P<kept> "(?:[^"]|"")*+"? | \$[0-9]+ | [A-Za-z_{_HIGH}][A-Za-z0-9_${_HIGH}]*+ )
     | (?P<number> (?:(?<![^\s(,=<>+*/%^|&~!@\#?:;\[-])-)?\.?[0-9](?:[eE][+-](?=[0-9])|[\w.])*+ )
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    """
 # How far a string goes where standard_conforming_strings is off.
 _ESCAPED = re.compile(r"(?:[^'\\]|\\.|'')*+(?:'|\\?\Z)", re.DOTALL)
 _EITHER = re.compile(r"/\*|\*/")
@@ -50,7 +47,9 @@ def without_literals(text: str) -> tuple[str, int]:
     """
     parts: list[str] = []
     found = at = 0
-    while match := _TOKEN.search(text, at):
+    # Compiled at the first text, and then known to re: no start-up has to wait for it.
+    token = re.compile(_TOKEN, re.VERBOSE | re.DOTALL)
+    while match := token.search(text, at):
         kind = match.lastgroup if match.lastgroup != "tag" else "dollar"
         start, end = match.span()
         if kind == "kept":
