@@ -157,6 +157,16 @@ def record_headers(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> N
             data[field : field + 8] = value.to_bytes(8, "little")
 
 
+def _rearrange(parts: list[bytes], kind: int, at: int, to: int) -> None:
+    """Double a part, drop it unless it is the last one left, or move it."""
+    if kind == 0:
+        parts.insert(to, parts[at])
+    elif kind == 2:
+        parts.insert(to, parts.pop(at))
+    elif len(parts) > 1:
+        del parts[at]
+
+
 def records(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
     """Double, drop, move or swap whole records; the header says how many bytes they are then."""
     places = _records(data)
@@ -167,12 +177,8 @@ def records(rng: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
     for _i in range(rng.choice((1, 3, 30))):
         at, to = rng.randrange(len(whole)), rng.randrange(len(whole))
         kind = rng.randrange(4)
-        if kind == 0:
-            whole.insert(to, whole[at])
-        elif kind == 1 and len(whole) > 1:
-            del whole[at]
-        elif kind == 2:
-            whole.insert(to, whole.pop(at))
+        if kind < 3:
+            _rearrange(whole, kind, at, to)
         else:
             whole[at], whole[to] = whole[to], whole[at]
     body = b"".join(whole)
@@ -228,12 +234,8 @@ def lines(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
     for _i in range(rng.choice((1, 1, 3, 20))):
         at, to = rng.randrange(len(rows)), rng.randrange(len(rows))
         kind = rng.randrange(7)
-        if kind == 0:
-            rows.insert(to, rows[at])
-        elif kind == 1 and len(rows) > 1:
-            del rows[at]
-        elif kind == 2:
-            rows.insert(to, rows.pop(at))
+        if kind < 3:
+            _rearrange(rows, kind, at, to)
         elif kind == 3:
             rows[at] = rows[at][: rng.randrange(len(rows[at]) + 1)]
         elif kind == 4:
